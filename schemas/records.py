@@ -212,13 +212,17 @@ class Answer:
     prompt_ms: int = 0  # the prompt record's timestamp
     request_id: str = ""  # the request, for `trivium explain`; empty where none was made
     text: str | None = None  # what was answered; none after an error without a fallback
-    parsed: str | None = None  # the same as a JSON value, where a response format asked for one
-    finish_reason: str = ""  # stop or length; empty after an error
+    # the same as a JSON value, where a response format asked for one; none beside tool calls
+    parsed: str | None = None
+    tool_calls: str | None = None  # JSON list of the tool calls, as in chats
+    reasoning: str | None = None  # what the model reasoned before, where the deployment parses it
+    finish_reason: str = ""  # stop, length or tool_calls; empty after an error
     model: str = ""  # who answered
     prompt_tokens: int = 0  # tokens read
     cached_tokens: int = 0  # of these, found in a cache
     retrieved_tokens: int = 0  # of these, looked up
     completion_tokens: int = 0  # tokens written
+    reasoning_tokens: int = 0  # of these, reasoning
     citations: str | None = None  # a JSON array of what was looked up, as in chats
     asked_ms: int = 0  # wall time when it was asked
     first_token_ms: int = 0  # wall time of the first token, 0 if there was none
@@ -249,7 +253,7 @@ class AnswerDelta:
 
 @frozen
 class AnswerPart:
-    """Some more text of an answer while it is generated. Repeats have the numbers that they had."""
+    """Some more of an answer while it is generated. Repeats have the numbers that they had."""
 
     prompt_topic: str  # where its prompt is
     prompt_partition: int  # likewise
@@ -257,9 +261,12 @@ class AnswerPart:
     request_id: str  # the request
     seq: int  # number of its first token in the answer
     tokens: int  # how many tokens it has
-    start: int  # where it begins in the answer, in characters
+    start: int  # where its text begins in the text of the answer, in characters
     text: str  # the new text
-    finish_reason: str = ""  # in the last part: stop, length or error
+    finish_reason: str = ""  # in the last part: stop, length, tool_calls or error
+    reasoning: str | None = None  # the new reasoning
+    # JSON list: what is new of the tool calls, as in the deltas of streamed chats
+    tool_calls: str | None = None
 
 
 @frozen
@@ -1076,8 +1083,12 @@ class Probes:
 class PromptMessage:
     """One message of a prompt."""
 
-    role: str  # system, user or assistant
-    content: str  # what it says
+    role: str  # system, user, assistant or tool
+    content: str  # what it says, or what a tool returned; empty if an answer was tool calls alone
+    # JSON list: the tool calls of an assistant's message, as in chats
+    tool_calls: str | None = None
+    tool_call_id: str = ""  # of a tool's message: which call it answers
+    reasoning: str = ""  # the reasoning of an assistant's message, for templates that repeat it
 
 
 @frozen
@@ -1102,6 +1113,9 @@ class Prompt:
     seed: int | None = None  # makes drawn tokens the same again
     stop: Sequence[str] = ()  # texts that end the answer
     response_format: str | None = None  # JSON: text, json_object, or json_schema with its schema
+    tools: str | None = None  # JSON list: the tools that the model may call, as in chats
+    # none, auto, required, or the JSON of the function that must be called
+    tool_choice: str | None = None
     retrieval: str | None = None  # JSON: what is looked up first, as in chats
     priority: str = ""  # interactive, standard or batch; empty: the topic's
     deadline_ms: int | None = None  # ms from when it is asked; none: the topic's
@@ -1175,6 +1189,7 @@ class Sampling:
     logit_bias: Mapping[str, float] = field(default_factory=dict)
     bad_words: Sequence[str] = ()  # words that must not be generated
     structured: Structured | None = None  # form of the answer
+    allowed_token_ids: Sequence[int] = ()  # the only tokens that may be generated; empty: all
 
 
 @frozen

@@ -30,7 +30,7 @@ NAMES = _SCOPES | {
     "known_passages",
     "passage_ids",
 }
-_BIAS = "logit_bias"
+_EMPTIED = ("logit_bias", "allowed_token_ids")  # token ids that say what an answer is about
 T = TypeVar("T")
 
 
@@ -100,12 +100,12 @@ class FieldSubstitutes:
             return self._string(name)(value)
         if kind is bytes:
             return self.tokens(value) if name in TOKENS else value
+        if name in _EMPTIED:
+            return {} if isinstance(value, Mapping) else kind()
         if isinstance(value, tuple | list):
             substitutes = [self._value(name, part, whole) for part in value]
             same = all(new is old for new, old in zip(substitutes, value, strict=True))
             return value if same else kind(substitutes)
-        if name == _BIAS and isinstance(value, Mapping):
-            return {}
         return self._record(value, whole=whole) if whole and is_dataclass(kind) else value
 
     def _string(self, name: str) -> Callable[[str], str]:

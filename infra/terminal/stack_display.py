@@ -59,8 +59,13 @@ class PlainLines:
             await asyncio.sleep(_REFRESH_S)
 
     def ready(self) -> None:
-        """Print the addresses of the ready stack."""
+        """Print the addresses and the model of the ready stack."""
         self.show()
+        model = self._stack.settings.model
+        self._say(
+            f"model: {escape(model.served_name)}; tool parser: {model.tool_parser}, reasoning "
+            f"parser: {model.reasoning_parser}"
+        )
         for url in self._stack.gateway_urls:
             self._say(f"ready: {url}/v1 (OpenAI API), {url}/docs")
         self._say(f"Kafka at {self._stack.bootstrap}; logs in {self._stack.folder / 'logs'}")
@@ -104,10 +109,18 @@ class JsonLines(PlainLines):
     """Prints one JSON object per line for every change."""
 
     def ready(self) -> None:
-        """Print the addresses of the ready stack as a JSON line."""
+        """Print the addresses and the model of the ready stack as a JSON line."""
         self.show()
-        gateways, folder = self._stack.gateway_urls, str(self._stack.folder)
-        self._tell("ready", bootstrap=self._stack.bootstrap, gateways=gateways, folder=folder)
+        stack, model = self._stack, self._stack.settings.model
+        self._tell(
+            "ready",
+            bootstrap=stack.bootstrap,
+            gateways=stack.gateway_urls,
+            folder=str(stack.folder),
+            model=model.served_name,
+            tool_parser=model.tool_parser,
+            reasoning_parser=model.reasoning_parser,
+        )
 
     def stopping(self) -> None:
         """Print that the stack is draining, as a JSON line."""

@@ -117,7 +117,7 @@ def _request_body(request: Request, model: str) -> dict[str, Any]:
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
         *("ignore_eos", "skip_special_tokens"),
     )
-    lists = ("stop", "stop_token_ids", "bad_words")
+    lists = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
     payload: dict[str, Any] = {name: getattr(sampling, name) for name in names}
     payload |= {name: list(values) for name in lists if (values := getattr(sampling, name))}
     if sampling.logit_bias:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import ConfigError
-from schemas.model.files import read_json, template_source_of
+from schemas.model.files import model_folder, read_json, template_source_of
 from schemas.model.parser_rules import NONE, reasoning_rule, tool_rule
+from schemas.settings import ModelSettings
 
 AUTO = "auto"
 HF = "hf"  # reads the rules that the model's own tokenizer_config.json has
@@ -59,8 +60,8 @@ _REASONING_TOKENS: Mapping[str, Collection[str]] = {
 class ParserNames:
     """The parsers of one model: names that vLLM knows, or "none"."""
 
-    tool: str
-    reasoning: str
+    tool: str = NONE
+    reasoning: str = NONE
 
 
 def guess(template: str, config: Mapping[str, Any]) -> ParserNames:
@@ -70,6 +71,14 @@ def guess(template: str, config: Mapping[str, Any]) -> ParserNames:
     """
     plain, kind = template.replace('\\"', '"'), _kind(config)
     return ParserNames(tool=tool_rule(plain, kind), reasoning=reasoning_rule(plain, kind))
+
+
+def parsers_of(model: ModelSettings) -> ParserNames:
+    """Return the parsers of a model, whose small files are downloaded if it is no folder.
+
+    Raise ConfigError.
+    """
+    return resolve(model.tool_parser, model.reasoning_parser, model_folder(model))
 
 
 def resolve(tool_parser: str, reasoning_parser: str, folder: Path) -> ParserNames:

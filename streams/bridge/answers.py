@@ -8,6 +8,7 @@ a validator busy for years.
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,7 +17,7 @@ import orjson
 
 from schemas.codec import Codec, full_schema, to_dict
 from schemas.errors import InvalidAnswer, InvalidRequest, RecordTooLarge, TriviumError
-from schemas.records import Answer, AnswerPart
+from schemas.records import Answer, AnswerDelta, AnswerPart
 from streams.bridge.config import TopicPair
 from streams.bridge.limits import TopicLimits
 from streams.bridge.prompts import PromptQuestion, answer_format
@@ -25,6 +26,7 @@ from streams.calls.request.check_process import ANSWER_PROCESS, CHECK_MS
 from streams.calls.stream import answers, citations
 from streams.calls.stream.chunks import whole_answer
 from streams.calls.stream.event_id import StreamKey
+from streams.calls.stream.parsed import Json, answer_of, chat_deltas
 from streams.calls.stream.stream import Stream
 from streams.log.clients import Headers
 from streams.log.clock import wall_ms
@@ -34,7 +36,8 @@ from streams.log.transactions import OutgoingRecord
 HEADERS = "trivium-prompt-"  # prefix of the headers with the prompt's position
 ERROR_STEPS = 3  # steps in which an error is made smaller
 _BRIEF_CHARS = 200
-_JSON = frozenset(("parsed", "citations", "metadata", "body"))  # fields of an Answer with JSON text
+# Fields of an Answer with JSON text
+_JSON = frozenset(("parsed", "tool_calls", "citations", "metadata", "body"))
 _CONNECT_TYPES = {"int": "int32", "long": "int64"}
 
 
@@ -48,10 +51,13 @@ class AnswerBuilder:
         limits: TopicLimits | None = None,
         *,
         aside_ms: int = CHECK_MS,
+        names_reasoning_content: bool = False,
     ) -> None:
         """Create one; `limits` has the limits of topics, `aside_ms` is the timeout of the check
-        whether an answer matches its schema.
+        whether an answer matches its schema. With `names_reasoning_content`, the reasoning in
+        bodies of chats is in `reasoning_content`, too.
         """
+        self._names_reasoning_content = names_reasoning_content
         self._pair, self._codec = pair, codec
         self._limits, self._aside_ms = limits or TopicLimits(), aside_ms
 
@@ -72,27 +78,37 @@ class AnswerBuilder:
         """
         end = stream.end
         assert end is not None
-        text, owner = "".join(stream.texts), f"{record.topic}/{key.tenant}"
+        answer, owner = answer_of(stream), f"{record.topic}/{key.tenant}"
         finish_reason = end.finish_reason or "stop"
+        parsed = None
+        if not answer.calls:  # the form binds only an answer without a call
+            parsed = await self._parsed(answer.content, question, finish_reason, owner)
+        body = None
+        if self._pair.body:
+            names_both = self._names_reasoning_content
+            body = whole_answer(key, [stream], names_reasoning_content=names_both).decode()
         usage = answers.usage([stream], 1)
         passages = citations.retrieval(stream.retrieved)["citations"] if stream.retrieved else None
         return replace(
             self._about(record, question),
             request_id=end.request_id,
-            text=text,
-            parsed=await self._parsed(text, question, finish_reason, owner),
+            text=answer.content,
+            parsed=parsed,
+            tool_calls=_calls_text([call.to_json() for call in answer.calls.values()]),
+            reasoning=answer.reasoning or None,
             finish_reason=finish_reason,
             model=key.model,
             prompt_tokens=usage["prompt_tokens"],
             cached_tokens=end.cached_tokens,
             retrieved_tokens=usage["prompt_tokens_details"].get("retrieved_tokens", 0),
             completion_tokens=usage["completion_tokens"],
+            reasoning_tokens=end.reasoning_tokens,
             citations=None if passages is None else orjson.dumps(passages).decode(),
             asked_ms=asked_ms,
             first_token_ms=first_token_ms,
             ended_ms=ended_ms,
             tries=tries,
-            body=whole_answer(key, [stream]).decode() if self._pair.body else None,
+            body=body,
         )
 
     def embeddings_answer(
@@ -247,6 +263,10 @@ class AnswerBuilder:
         return orjson.dumps({"schema": schema, "payload": {"key": key, **fields}})
 
 
+def _calls_text(calls: Sequence[Json]) -> str | None:
+    return orjson.dumps(calls).decode() if calls else None
+
+
 def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
@@ -254,6 +274,69 @@ def _refused(constant: str) -> None:
 def _origin(record: PromptRecord) -> Headers:
     places = (("topic", record.topic), ("partition", record.partition), ("offset", record.offset))
     return tuple((HEADERS + name, str(value).encode()) for name, value in places)
+
+
+class AnswerParts:
+    """Makes the parts of one answer, each with what is new since the last one.
+
+    After a restart of its stream, the parts begin at 0 again.
+    """
+
+    def __init__(self, record: PromptRecord, stream: Stream) -> None:
+        self._record, self._stream = record, stream
+        self._restarts = self._seq = self._start = self._deltas = 0
+
+    def next_part(self) -> AnswerPart | None:
+        """Return the next part; None if nothing is new."""
+        stream = self._stream
+        if stream.restart_count != self._restarts:
+            self._restarts, self._seq, self._start, self._deltas = stream.restart_count, 0, 0, 0
+        end, tokens = stream.end, stream.next_seq - self._seq
+        if end is None and tokens <= 0:
+            return None
+        fields: Json = {}
+        text = "".join(stream.texts)[self._start :]
+        if deltas := stream.deltas[self._deltas :]:
+            fields = _new_fields(deltas)
+            text = fields.pop("text")
+        part = self._part(
+            seq=self._seq,
+            tokens=tokens,
+            start=self._start,
+            text=text,
+            finish_reason="" if end is None else end.finish_reason or "stop",
+            **fields,
+        )
+        self._seq, self._start = stream.next_seq, self._start + len(text)
+        self._deltas = len(stream.deltas)
+        return part
+
+    def error_part(self) -> AnswerPart:
+        """Return the last part of an answer that failed."""
+        stream = self._stream
+        start = len(answer_of(stream).content) if stream.deltas else stream.next_char
+        return self._part(
+            seq=stream.next_seq, tokens=0, start=start, text="", finish_reason="error"
+        )
+
+    def _part(self, **fields: Any) -> AnswerPart:
+        return AnswerPart(
+            prompt_topic=self._record.topic,
+            prompt_partition=self._record.partition,
+            prompt_offset=self._record.offset,
+            request_id=self._stream.request_id,
+            **fields,
+        )
+
+
+def _new_fields(deltas: Sequence[AnswerDelta]) -> Json:
+    """Return the fields of a part for some deltas of a parsed answer."""
+    text, reasoning, calls = "", "", list[Json]()
+    for _, delta in chat_deltas(deltas, names_reasoning_content=False):
+        text += delta.get("content", "")
+        reasoning += delta.get("reasoning", "")
+        calls += delta.get("tool_calls", ())
+    return {"text": text, "reasoning": reasoning or None, "tool_calls": _calls_text(calls)}
 
 
 def _as_json(name: str, value: Any) -> Any:

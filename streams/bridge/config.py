@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo
 
 from schemas.errors import ConfigError, InvalidRequest
 from schemas.records import Priority
@@ -25,16 +25,18 @@ FORMATS = ("prompt", "json", "json_envelope", "avro")
 TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,245}$")]  # with room for .dlq
 
 
-def _schema_text(value: Any) -> Any:
-    """Return a JSON schema as text; it is given as a table, as JSON, or as the name of a file."""
-    if isinstance(value, dict):
+def _json_text(value: Any, info: ValidationInfo) -> Any:
+    """Return JSON as text; it is given as tables, as JSON, or as the name of a file."""
+    if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, str) or not value or value.lstrip().startswith("{"):
+    if not isinstance(value, str) or not value or value.lstrip()[:1] in ("{", "["):
         return value
     try:
         return Path(value).read_text()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"bridge.pairs: schema: no readable file {value!r}: {error}") from error
+        raise ConfigError(
+            f"bridge.pairs: {info.field_name}: no readable file {value!r}: {error}"
+        ) from error
 
 
 @section("bridge.pairs")
@@ -51,7 +53,11 @@ class TopicPair:
     metadata: Texts = ()  # with a template: fields of the value that the answer repeats
     system: str = ""  # system message for prompts without one
     # JSON schema of the answers: a table, JSON, or the name of a file
-    schema: Annotated[str, BeforeValidator(_schema_text)] = ""
+    schema: Annotated[str, BeforeValidator(_json_text)] = ""
+    # JSON list of the tools that the model may call: tables, JSON, or the name of a file; and the
+    # choice among them, as in chats
+    tools: Annotated[str, BeforeValidator(_json_text)] = ""
+    tool_choice: str = ""
     retrieval: dict[str, Any] | None = None  # the search before the answer, as in chats
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -83,6 +89,7 @@ class TopicPair:
             raise self._wrong("template", error.message) from error
         self._check_retrieval()
         self._check_schema()
+        self._check_tools()
 
     @property
     def title(self) -> str:
@@ -124,6 +131,30 @@ class TopicPair:
             raise self._wrong(field, error.message) from None
         except (ValueError, RecursionError) as error:
             raise self._wrong(field, f"expected JSON, a schema as an object: {error}") from None
+
+    def _check_tools(self) -> None:
+        if not self.tools:
+            if self.tool_choice:
+                raise self._wrong("tool_choice", "expected tools, too: prompts have their own")
+            return
+        from streams.calls.request.body import TemplateFields
+        from streams.calls.request.tools import check_tools
+
+        choice = self.tool_choice or None
+        field = "tools"
+        try:
+            tools = json.loads(self.tools)
+            field = "tool_choice"
+            choice = json.loads(choice) if choice and choice.startswith("{") else choice
+            check_tools(TemplateFields.model_validate({"tools": tools, "tool_choice": choice}))
+        except ValidationError as error:
+            raise ConfigError(
+                f"bridge.pairs ({self.title}): {describe_errors('', error)}"
+            ) from None
+        except InvalidRequest as error:
+            raise ConfigError(f"bridge.pairs ({self.title}): {error.message}") from error
+        except (ValueError, RecursionError) as error:
+            raise self._wrong(field, f"expected JSON: {error}") from None
 
 
 @section("bridge.documents")

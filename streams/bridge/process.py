@@ -93,7 +93,12 @@ class Bridge:
             pair.prompts: PairIO(
                 pair,
                 PromptParser(pair, served, self.codec, schemas, priority_max=priority_max),
-                AnswerBuilder(pair, self.codec, limits),
+                AnswerBuilder(
+                    pair,
+                    self.codec,
+                    limits,
+                    names_reasoning_content=calls.settings.reasoning_content,
+                ),
                 limits,
             )
             for pair in pairs

@@ -36,6 +36,7 @@ _QUESTIONS = ("text", "messages", "body")
 _BESIDE_A_BODY = frozenset(("body", "endpoint", "priority", "deadline_ms", "metadata"))
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "stop")
 _SYSTEM = ("system", "developer")
+_OF_CALLS = ("tool_calls", "tool_call_id", "reasoning")  # of a message
 
 Json = dict[str, Any]
 
@@ -80,6 +81,7 @@ class PromptParser:
         self._priorities = BY_URGENCY[max(map(BY_URGENCY.index, bounds)) :]
         self._pair, self._served, self._codec, self._schemas = pair, served, codec, schemas
         self._template = Template(pair.template) if pair.template else None
+        self._tools: list[Any] | None = orjson.loads(pair.tools) if pair.tools else None
         schema = orjson.loads(pair.schema) if pair.schema else None
         self._form = schema and {
             "type": "json_schema",
@@ -166,7 +168,7 @@ class PromptParser:
         if "text" in fields:
             messages = [{"role": "user", "content": _text("text", fields["text"])}]
         else:
-            messages = exact_json.nearest(fields["messages"])
+            messages = _messages(exact_json.nearest(fields["messages"]))
         body = {"messages": messages}
         if "model" in fields:
             body["model"] = fields["model"]
@@ -176,11 +178,17 @@ class PromptParser:
                 body[name] = list(value) if isinstance(value, tuple) else value
         form = _object("response_format", fields.get("response_format")) or self._form
         retrieval = _retrieval(fields.get("retrieval")) or pair.retrieval
-        return body | {
-            name: value
-            for name, value in (("response_format", form), ("retrieval", retrieval))
-            if value is not None
+        tools, choice = self._tools, pair.tool_choice or None
+        if "tools" in fields:
+            tools, choice = _objects("tools", fields["tools"]), None
+        choice = _tool_choice(fields.get("tool_choice", choice))
+        optional = {
+            "response_format": form,
+            "retrieval": retrieval,
+            "tools": tools,
+            "tool_choice": choice,
         }
+        return body | {name: value for name, value in optional.items() if value is not None}
 
     def _put_system_first(self, messages: list[Message]) -> None:
         """Insert the pair's system message if there is none; after the check, whose errors number
@@ -215,6 +223,45 @@ def _object(name: str, value: Any) -> Json | None:
     """Return the field as an object with ordinary numbers."""
     rounded: Json | None = exact_json.nearest(_exact_object(name, value))
     return rounded
+
+
+def _objects(name: str, value: Any) -> list[Any]:
+    """Return a list field, which is JSON text in Avro, with ordinary numbers."""
+    objects = value
+    if isinstance(value, str):
+        try:
+            objects = exact_json.loads(value.encode())
+        except ValueError as error:
+            raise InvalidRequest(f"{name}: expected a JSON list: {error}", name) from error
+    if not isinstance(objects, list | tuple):
+        raise InvalidRequest(f"{name}: expected a JSON list, found {shorten(objects)}", name)
+    rounded: list[Any] = exact_json.nearest(list(objects))
+    return rounded
+
+
+def _tool_choice(value: Any) -> Any:
+    is_object = isinstance(value, dict) or (isinstance(value, str) and value.lstrip()[:1] == "{")
+    return _object("tool_choice", value) if is_object else value
+
+
+def _messages(value: Any) -> Any:
+    """Return messages as chats have them. In Avro their tool calls are JSON texts, and unset fields
+    are empty."""
+    if not isinstance(value, list | tuple):
+        return value
+    return [
+        _message(message, f"messages.{i}") if isinstance(message, dict) else message
+        for i, message in enumerate(value)
+    ]
+
+
+def _message(message: Json, where: str) -> Json:
+    fields = {
+        name: value for name, value in message.items() if name not in _OF_CALLS or _is_set(value)
+    }
+    if isinstance(calls := fields.get("tool_calls"), str):
+        fields["tool_calls"] = _objects(f"{where}.tool_calls", calls)
+    return fields
 
 
 def _retrieval(value: Any) -> Json | None:

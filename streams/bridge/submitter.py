@@ -26,6 +26,7 @@ from schemas.errors import (
 from schemas.records import Answer, AnswerPart, CancelReason, Endpoint
 from schemas.rules.trace import trace_of
 from schemas.topics import DEAD_LETTER_SUFFIX
+from streams.bridge.answers import AnswerParts
 from streams.bridge.dead_letters import dead_letter
 from streams.bridge.limits import LOOK_S
 from streams.bridge.pending_prompt import PendingPrompt
@@ -205,7 +206,8 @@ class Submitter:
                 return error
             if not self.should_retry(prompt, error):
                 if prompt.pair_io.pair.parts and prompt.call is not None:
-                    await self._write_part(prompt, prompt.call, 0, 0, "error")
+                    parts = AnswerParts(prompt.record, prompt.call.streams[0])
+                    await self._write_part(prompt, parts.error_part())
                 return self.error_records(prompt, error)
             log.info("%s@%d: %s; asked again", prompt.record.topic, prompt.record.offset, error)
             self.release(prompt)
@@ -308,38 +310,20 @@ class Submitter:
             await asyncio.sleep(pauses.after(0))
 
     async def _write_parts(self, prompt: PendingPrompt, call: Call) -> None:
-        """Write the text as it arrives, until its end; after a restart, write it again from 0."""
-        stream, seq, start, restarts = call.streams[0], 0, 0, 0
+        """Write the answer as it arrives, until its end; after a restart, write it again from 0."""
+        (stream,) = call.streams
+        parts = AnswerParts(prompt.record, stream)
         call.waits_for_end = False
         while call_error(call) is None:
-            if stream.restart_count != restarts:
-                seq, start, restarts = 0, 0, stream.restart_count
-            # Read before the part is sent, because more tokens may arrive meanwhile.
-            end, next_seq, next_char = stream.end, stream.next_seq, stream.next_char
-            if end is not None or next_seq > seq:
-                reason = "" if end is None else end.finish_reason or "stop"
-                await self._write_part(prompt, call, seq, start, reason)
-                seq, start = next_seq, next_char
-            if end is not None:
-                return
-            await call.next_change()
+            if (part := parts.next_part()) is not None:
+                await self._write_part(prompt, part)
+                if part.finish_reason:
+                    return
+            else:
+                await call.next_change()
 
-    async def _write_part(
-        self, prompt: PendingPrompt, call: Call, seq: int, start: int, reason: str
-    ) -> None:
-        record, stream = prompt.record, call.streams[0]
-        is_error = reason == "error"
-        part = AnswerPart(
-            prompt_topic=record.topic,
-            prompt_partition=record.partition,
-            prompt_offset=record.offset,
-            request_id=stream.request_id,
-            seq=stream.next_seq if is_error else seq,
-            tokens=0 if is_error else stream.next_seq - seq,
-            start=stream.next_char if is_error else start,
-            text="" if is_error else "".join(stream.texts)[start:],
-            finish_reason=reason,
-        )
+    async def _write_part(self, prompt: PendingPrompt, part: AnswerPart) -> None:
+        record = prompt.record
         try:
             sending = self.fitting(prompt.pair_io.answers.part(record, part))
             ack = await self.process.sender.producer.send_raw(
@@ -350,7 +334,7 @@ class Submitter:
                 headers=sending.headers,
             )
             ack.add_done_callback(lambda future: future.cancelled() or future.exception())
-        except TriviumError as error:  # not fatal: the answer has the whole text
+        except TriviumError as error:  # not fatal: the answer has all of it
             log.warning("%s@%d: a part is not told: %s", record.topic, record.offset, error)
 
     def fitting(self, sending: OutgoingRecord) -> OutgoingRecord:

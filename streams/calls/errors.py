@@ -20,7 +20,7 @@ _TYPES = {
     499: "cancelled_error",
 }
 RETRY_AFTER_S: Final = 1  # other gateways or workers have room by then, if any have
-_RETRY_STATUSES = (429, 503)
+_RETRY_STATUSES = (429, 503, 529)
 _FOUND_CHARS_MAX = 80
 # Parts that pydantic adds to a location of several types; no field has such a name.
 _BRANCH = re.compile(r"(str|list\[.*|dict\[.*)$")

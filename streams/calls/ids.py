@@ -29,7 +29,7 @@ _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 LENGTH = 26
 _TIME_DIGITS = 10  # of 5 bits each, for the 48 bits of the time
 CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX = "chatcmpl-", "cmpl-", "resp_"
-MESSAGE_PREFIX, SEARCH_PREFIX = "msg_", "fs_"  # of items of a response
+MESSAGE_PREFIX, SEARCH_PREFIX = "msg_", "fs_"  # of items of a response; of messages
 IN_NO_PROMPT = (SEARCH_PREFIX, "rs_")  # of items that no prompt contains: searches, reasoning
 STORE_PREFIX = "vs_"
 
@@ -92,9 +92,11 @@ def choice_ids(parent_id: str, choices: int) -> list[str]:
 
 
 def from_public(public_id: str) -> str:
-    """Return the call's id in an id from a client, which may have one of OpenAI's prefixes."""
-    if public_id.startswith(RESPONSE_PREFIX):  # the rest is the position of its record
-        return public_id.removeprefix(RESPONSE_PREFIX).partition("_")[0]
+    """Return the call's id in an id from a client, which may have a prefix of OpenAI's or
+    Anthropic's."""
+    for prefix in (RESPONSE_PREFIX, MESSAGE_PREFIX):
+        if public_id.startswith(prefix):  # the rest is the position of its record, if it has one
+            return public_id.removeprefix(prefix).partition("_")[0]
     return public_id.removeprefix(CHAT_PREFIX).removeprefix(COMPLETION_PREFIX)
 
 

@@ -6,7 +6,7 @@ from typing import Self
 
 from schemas.codec import Codec
 from schemas.model.files import model_folder
-from schemas.model.parsers import resolve
+from schemas.model.parsers import parsers_of
 from schemas.settings import LogSettings, ModelSettings
 from streams.calls.config import GatewaySettings
 from streams.calls.in_flight import CallsInFlight
@@ -23,15 +23,15 @@ from streams.log.clock import wall_ms
 
 
 async def load_model(model: ModelSettings) -> ServedModel:
-    """Load the tokenizer of the served model, and find out which parsers its answers need."""
-    folder = model_folder(model)
-    tokenizer = await asyncio.to_thread(lambda: Tokenizer(folder))
+    """Load the tokenizer of the served model, and find out its parsers."""
+    tokenizer = await asyncio.to_thread(lambda: Tokenizer(model_folder(model)))
+    parsers = await asyncio.to_thread(parsers_of, model)
     return ServedModel(
         name=model.served_name,
         tokenizer=tokenizer,
         max_model_len=model.max_model_len,
         created_s=wall_ms() // 1000,
-        parsers=resolve(model.tool_parser, model.reasoning_parser, folder),
+        parsers=parsers,
     )
 
 

@@ -67,6 +67,7 @@ class Inquiry:
     intake: CallIntake
     options: CallOptions
     conversation: Conversation
+    is_message: bool = False  # the answer is in Anthropic's form
 
 
 async def accept(calls: CallsInFlight, caller: Caller, inquiry: Inquiry) -> Call:
@@ -88,6 +89,7 @@ async def accept(calls: CallsInFlight, caller: Caller, inquiry: Inquiry) -> Call
         prompts=len(intake.prompts),
         include_usage=intake.include_usage,
         token_ids=intake.token_ids,
+        is_message=inquiry.is_message,
     )
     requests = requests_of(calls, inquiry, key, caller.arrived_ms)
     call = Call(

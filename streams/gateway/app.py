@@ -22,6 +22,7 @@ from schemas.codec import Codec
 from schemas.errors import TriviumError
 from schemas.records import Endpoint
 from schemas.settings import LogSettings, ModelSettings
+from streams.anthropic.errors import error_of_status, message_error
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import error_body, from_detail, plain_body, retry_headers
 from streams.calls.ids import SESSION_IDLE_MS, new_request_id
@@ -32,12 +33,18 @@ from streams.calls.request.search import collection_of
 from streams.gateway.endpoints.docs_page import DocsPage
 from streams.gateway.endpoints.embeddings import embeddings, rerank
 from streams.gateway.endpoints.generate import generate
+from streams.gateway.endpoints.messages import (
+    COUNT_TOKENS,
+    MESSAGES,
+    count_tokens,
+    create_message,
+)
 from streams.gateway.endpoints.openapi import describe
 from streams.gateway.endpoints.responses import create
 from streams.gateway.endpoints.resume import events
 from streams.gateway.endpoints.routes import make_routes
 from streams.gateway.endpoints.stored_responses import cancel, delete, input_items, retrieve
-from streams.gateway.http.entry import AsgiEndpoint, Handler, RootApp
+from streams.gateway.http.entry import AsgiEndpoint, ErrorForm, Handler, RootApp, openai_error
 from streams.gateway.http.listener import inherit_listener, listen
 from streams.gateway.http.server import GatewayServer, allow_files, make_server
 from streams.gateway.state import Gateway
@@ -57,8 +64,8 @@ def create_app(gateway: Gateway) -> RootApp:
     """Build the app of a gateway. The endpoints that generate are plain ASGI, the others are
     FastAPI."""
 
-    def endpoint(name: str, handler: Handler) -> AsgiEndpoint:
-        return AsgiEndpoint(name, handler, gateway.metrics.count_outcome)
+    def endpoint(name: str, handler: Handler, form: ErrorForm = openai_error) -> AsgiEndpoint:
+        return AsgiEndpoint(name, handler, gateway.metrics.count_outcome, form)
 
     vectors = (gateway.callers, gateway.pool, gateway.settings)
     posts = {
@@ -67,6 +74,8 @@ def create_app(gateway: Gateway) -> RootApp:
         "/v1/embeddings": endpoint("embeddings", partial(embeddings, *vectors)),
         "/v1/rerank": endpoint("rerank", partial(rerank, *vectors)),
         "/v1/responses": endpoint("responses", partial(create, gateway)),
+        MESSAGES: endpoint("messages", partial(create_message, gateway), message_error),
+        COUNT_TOKENS: endpoint("count_tokens", partial(count_tokens, gateway), message_error),
     }
     app = FastAPI(
         title="Trivium",
@@ -128,7 +137,10 @@ def _handle_errors(app: FastAPI) -> None:
         if status == 405 and request.method == "POST" and request.path_params:
             status, detail = 404, "no such call"  # the path has a call's name in the place of an id
         message = f"{request.method} {request.url.path}: {detail}; see /docs"
-        body = plain_body(status, message, _HTTP_CODES.get(status, "http_error"))
+        code = _HTTP_CODES.get(status, "http_error")
+        body = plain_body(status, message, code)
+        if request.url.path.startswith(MESSAGES):
+            body = error_of_status(status, message, "", {"error_code": code})
         return respond(status, body, dict(error.headers or {}) if status != 404 else {})
 
     @app.exception_handler(Exception)

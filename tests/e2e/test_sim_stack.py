@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import anthropic
 import pytest
 
 from infra.bench.faults.log_audit import audit, read_raw, read_topic
@@ -22,7 +24,8 @@ from schemas.topics import TOPICS, partition_of
 from streams.log.clock import wall_ms
 from tests.conftest import _fresh_topics
 from tests.e2e.harness import Answer, Client, sim_settings, stack
-from tests.waits import until
+from tests.streams.gateway.samples import events_of
+from tests.waits import PATIENCE_S, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
@@ -195,6 +198,41 @@ async def test_other_gateway_resumes_running_stream_to_end(
     )
     assert rest.is_done
     assert len(partial_answer.token_ids) + len(rest.token_ids) == 600
+
+
+async def test_anthropic_client_reads_what_other_gateway_resumes(
+    remote: Stack, client: Client, other_client: Client
+) -> None:
+    """A message is the same whole, streamed, and put together from the events of two gateways."""
+    turns: Any = [{"role": "user", "content": "Tell me of piers."}]
+    fields: Any = {"model": client.model, "max_tokens": 400, "messages": turns}
+    greedy = {"temperature": 0}  # its own field no more
+    async with anthropic.AsyncAnthropic(
+        base_url=remote.gateway_urls[0], api_key="none", timeout=PATIENCE_S
+    ) as stock:
+        whole = await stock.messages.create(**fields, extra_body=greedy)
+        async with stock.messages.stream(**fields, extra_body=greedy) as stream:
+            final = await stream.get_final_message()
+    text = whole.model_dump()["content"][0]["text"]
+    assert [block["text"] for block in final.model_dump()["content"]] == [text] != [""]
+    assert final.stop_reason == whole.stop_reason and final.usage.output_tokens <= 400
+    headers = {"x-trivium-on-disconnect": "continue"}
+    lines, path = list[str](), "/v1/messages"
+    call = client.http.stream(
+        "POST", path, json=fields | greedy | {"stream": True}, headers=headers
+    )
+    async with call as response:
+        async for line in response.aiter_lines():
+            lines.append(line)
+            if not line and len(lines) > 100:
+                break
+    last_id = [line for line in lines if line.startswith("id: ")][-1][4:]
+    rest = await other_client.http.post(path, json={}, headers={"Last-Event-ID": last_id})
+    events = events_of("\n".join(lines) + "\n" + rest.text)
+    deltas = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(deltas) == text
+    assert [event["type"] for event in events].count("message_start") == 1
+    assert events[-1]["type"] == "message_stop"
 
 
 async def test_gateway_reports_limits_by_status(client: Client, log: LogSettings) -> None:

@@ -7,18 +7,21 @@ from urllib.parse import quote
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streams.anthropic.body import CountTokensBody, MessagesBody
 from streams.calls.embedding import EmbeddingsBody, RerankBody
 from streams.calls.request.body import ChatBody, CompletionBody, TokenizeBody
 from streams.calls.request.responses_body import ResponsesBody
 from tests.fuzz.strategies import JSON, changed_bytes, examples, text_of
 from tests.loop_stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway, call
-from tests.streams.gateway.samples import MODEL, chat, completion
+from tests.streams.gateway.samples import MODEL, chat, completion, message
 
 PATHS: dict[str, tuple[dict[str, Any], Any]] = {
     "/v1/chat/completions": (chat(), ChatBody),
     "/v1/completions": (completion(), CompletionBody),
     "/v1/responses": ({"model": MODEL, "input": "x"}, ResponsesBody),
+    "/v1/messages": (message(), MessagesBody),
+    "/v1/messages/count_tokens": (message(), CountTokensBody),
     "/tokenize": ({"prompt": "x"}, TokenizeBody),
     "/v1/embeddings": ({"model": "letters", "input": ["x"]}, EmbeddingsBody),
     "/v1/rerank": ({"model": "letters", "query": "x", "documents": ["y"]}, RerankBody),

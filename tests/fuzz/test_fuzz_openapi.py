@@ -37,6 +37,7 @@ LABELS = (
     *("DELETE /v1/requests/{request_id}", "DELETE /v1/cache/{entry_id}", "POST /tokenize"),
     *("POST /v1/chat/completions", "POST /v1/completions"),
     *("POST /v1/embeddings", "POST /v1/rerank", "POST /v1/responses"),
+    *("POST /v1/messages", "POST /v1/messages/count_tokens"),
     *("GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}"),
     *("POST /v1/responses/{response_id}/cancel", "GET /v1/responses/{response_id}/input_items"),
     *("POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{batch_id}"),

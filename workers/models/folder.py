@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.model.parsers import resolve
 from schemas.settings import ModelSettings
 from schemas.state_folder import home
 from workers.models.sim import SIM_MODEL, make_sim_model
@@ -23,11 +24,16 @@ _DEFAULTS = {"sim": SIM_MODEL}  # by engine; SMOLLM2 for the others
 def resolve_model(
     model: ModelSettings, engine: str, *, report: Callable[[str], None] = lambda _: None
 ) -> ModelSettings:
-    """Return the settings that every process gets: the path to load, and the name in the API."""
+    """Return the settings that every process gets: the path to load, the name in the API, and the
+    parsers unless the model has yet to be downloaded.
+    """
     chosen_model = replace(model, path=model.path or _DEFAULTS.get(engine, SMOLLM2))
-    return replace(
-        chosen_model, path=model_folder(chosen_model, report=report), name=chosen_model.served_name
-    )
+    path = model_folder(chosen_model, report=report)
+    resolved = replace(chosen_model, path=path, name=chosen_model.served_name)
+    if not Path(path).is_dir():
+        return resolved
+    parsers = resolve(model.tool_parser, model.reasoning_parser, Path(path))
+    return replace(resolved, tool_parser=parsers.tool, reasoning_parser=parsers.reasoning)
 
 
 def model_folder(model: ModelSettings, *, report: Callable[[str], None] = lambda _: None) -> str:

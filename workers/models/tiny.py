@@ -30,11 +30,26 @@ PIECE_SCALE = 0.6
 
 CHAT_TEMPLATE = (
     "{{ '<|begin|>' }}"
+    # tools in the form of Hermes, as many small models have it
+    "{% if tools %}{{ '<|system|>Call these tools if they help:\\n' }}"
+    "{% for tool in tools %}{{ tool | tojson }}{{ '\\n' }}{% endfor %}"
+    '{{ \'A call: <tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call><|end|>\' }}'
+    "{% endif %}"
     "{% for message in messages %}"
     "{% if message['role'] in ['system', 'developer'] %}{{ '<|system|>' }}"
     "{% elif message['role'] == 'assistant' %}{{ '<|assistant|>' }}"
     "{% else %}{{ '<|user|>' }}{% endif %}"
-    "{{ message['content'] }}{{ '<|end|>' }}"
+    "{% if message['role'] == 'tool' %}"
+    "{{ '<tool_response>\\n' }}{{ message['content'] }}{{ '\\n</tool_response>' }}"
+    "{% elif message['tool_calls'] %}{{ message['content'] or '' }}"
+    "{% for call in message['tool_calls'] %}"
+    "{{ '<tool_call>\\n{\"name\": ' }}{{ call['function']['name'] | tojson }}"
+    "{{ ', \"arguments\": ' }}"
+    "{% if call['function']['arguments'] is string %}{{ call['function']['arguments'] }}"
+    "{% else %}{{ call['function']['arguments'] | tojson }}{% endif %}"
+    "{{ '}\\n</tool_call>' }}"
+    "{% endfor %}"
+    "{% else %}{{ message['content'] }}{% endif %}{{ '<|end|>' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )

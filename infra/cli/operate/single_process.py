@@ -178,9 +178,14 @@ async def _with_codec(
 
 async def _worker(settings: "Settings", name: str, *, roles: "list[Role]", **run: Any) -> None:
     from infra.stack.engine_source import engine_source
+    from schemas.model.parsers import parsers_of
     from workers.runtime import run_worker
 
     resolved = await asyncio.to_thread(_with_model_folder, settings)
+    parsers = await asyncio.to_thread(parsers_of, resolved.model)
+    logging.getLogger("trivium").info(
+        "tool parser: %s, reasoning parser: %s", parsers.tool, parsers.reasoning
+    )
     engine = engine_source(resolved, name, roles)
     parts = resolved.log, resolved.worker, resolved.model
     await run_worker(*parts, worker_id=name, roles=roles, engine=engine, **run)

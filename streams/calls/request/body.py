@@ -234,6 +234,7 @@ class GenerationBody(StrictBody):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=1_000)
     logit_bias: Biases = None
+    allowed_token_ids: list[Whole] | None = None
     bad_words: Texts | None = None
     skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
@@ -388,7 +389,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "chat_template": (),
     "spaces_between_special_tokens": (True,),
-    "allowed_token_ids": ([],),
     "add_special_tokens": (False,),
     "early_stopping": (False,),
     "logprob_token_ids": ([],),
@@ -440,7 +440,6 @@ _ADVICE = {
     "truncate_prompt_tokens": "a model sees the beginning of a text, as much as it can",
     "messages": "send texts as `input`",
     "return_prompt_text": "use /tokenize with return_token_strs",
-    "allowed_token_ids": "use `structured_outputs` or `logit_bias`",
 }
 
 

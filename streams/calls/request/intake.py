@@ -325,6 +325,7 @@ def _sampling(
 
 COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
 STOPS_MAX, STOP_IDS_MAX, BIASES_MAX, BAD_WORDS_MAX = 16, 128, 1_024, 256
+ALLOWED_IDS_MAX = 1_024  # vLLM's limit on CUDA devices
 STOP_CHARS_MAX, BAD_WORD_CHARS_MAX = 1_024, 256  # of each
 SEED_BITS = 53  # JSON readers with doubles keep such a seed exactly
 
@@ -354,7 +355,7 @@ def sampling_of(
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=body.repetition_penalty or 1.0,
         stop=strings("stop", body.stop, STOPS_MAX, STOP_CHARS_MAX),
-        stop_token_ids=_token_ids(body.stop_token_ids, vocab),
+        stop_token_ids=_token_ids("stop_token_ids", body.stop_token_ids, vocab, STOP_IDS_MAX),
         include_stop=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
         skip_special_tokens=body.skip_special_tokens is not False,
@@ -362,6 +363,9 @@ def sampling_of(
         logit_bias=_biases(body.logit_bias, vocab),
         bad_words=strings("bad_words", body.bad_words, BAD_WORDS_MAX, BAD_WORD_CHARS_MAX),
         structured=form,
+        allowed_token_ids=_token_ids(
+            "allowed_token_ids", body.allowed_token_ids, vocab, ALLOWED_IDS_MAX
+        ),
     )
 
 
@@ -379,19 +383,17 @@ def _max_tokens(body: GenerationBody, free_tokens: int) -> int:
     return free_tokens if max_tokens is None else max_tokens
 
 
-def _token_ids(value: list[int] | None, vocab: int) -> tuple[int, ...]:
-    for token_id in value or ():
+def _token_ids(name: str, value: list[int] | None, vocab: int, count_max: int) -> tuple[int, ...]:
+    ids = value or []
+    if len(ids) > count_max:
+        raise InvalidRequest(f"{name}: expected at most {count_max}, found {len(ids)}", name)
+    for token_id in ids:
         if not 0 <= token_id < vocab:
             raise InvalidRequest(
-                f"stop_token_ids: expected token ids from 0 to {vocab - 1}, found {token_id}",
-                "stop_token_ids",
+                f"{name}: expected token ids from 0 to {vocab - 1}, found {shorten(token_id)}",
+                name,
             )
-    if value and len(value) > STOP_IDS_MAX:
-        raise InvalidRequest(
-            f"stop_token_ids: expected at most {STOP_IDS_MAX}, found {len(value)}",
-            "stop_token_ids",
-        )
-    return tuple(value or ())
+    return tuple(ids)
 
 
 def _logprobs(body: GenerationBody) -> int | None:

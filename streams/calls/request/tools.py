@@ -68,6 +68,11 @@ def _check_tool(tool: Json, where: str) -> None:
         )
 
 
+def check_tools(body: TemplateFields) -> None:
+    """Raise InvalidRequest for tools without names, or a choice that is none of them."""
+    _chosen(tools_of(body), body.tool_choice)
+
+
 async def parsing_of(
     body: TemplateFields, chat: Chat, names: ParserNames, tenant: str = ""
 ) -> Parsing | None:

@@ -22,7 +22,7 @@ _VERSION = 3
 # Version, flags, partition, offset, created, deadline, choices, prompts.
 _HEAD = struct.Struct(">BBHQIQHH")
 _SIGNATURE_BYTES = 16
-_USAGE, _TOKENS, _COMPLETION = 1, 2, 4
+_USAGE, _TOKENS, _COMPLETION, _MESSAGE = 1, 2, 4, 8
 _ID_CHARS_MAX = 4_096
 _NUMBER_MAX = 1 << 31
 
@@ -44,6 +44,7 @@ class StreamKey:
     prompts: int = 1
     include_usage: bool = False
     token_ids: bool = False
+    is_message: bool = False  # in Anthropic's form; else in OpenAI's
 
     def pack(self) -> bytes:
         """Pack the fields that an event id carries."""
@@ -51,6 +52,7 @@ class StreamKey:
             _USAGE * self.include_usage
             | _TOKENS * self.token_ids
             | _COMPLETION * (self.endpoint is Endpoint.COMPLETION)
+            | _MESSAGE * self.is_message
         )
         head = _HEAD.pack(
             _VERSION,
@@ -138,6 +140,7 @@ def _unpack(packed: bytes, tenant: str) -> StreamKey:
         prompts=prompts,
         include_usage=bool(flags & _USAGE),
         token_ids=bool(flags & _TOKENS),
+        is_message=bool(flags & _MESSAGE),
     )
 
 

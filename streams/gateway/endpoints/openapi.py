@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from schemas.records import Priority
+from streams.anthropic.body import CountTokensBody, MessagesBody
 from streams.calls.embedding import EmbeddingsBody, RerankBody
 from streams.calls.request.body import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from streams.calls.request.responses_body import INCLUDE, ResponsesBody
@@ -27,12 +28,14 @@ _BODIES: dict[str, tuple[type[BaseModel], str, str]] = {
     "/v1/chat/completions": (ChatBody, "Answer a chat, whole or as a stream.", "OpenAI"),
     "/v1/completions": (CompletionBody, "Continue a prompt, whole or as a stream.", "OpenAI"),
     "/v1/responses": (ResponsesBody, "Answer a chat in OpenAI's newer form.", "OpenAI"),
+    "/v1/messages": (MessagesBody, "Answer a chat in Anthropic's form.", "Anthropic"),
+    "/v1/messages/count_tokens": (CountTokensBody, "Count the tokens of a prompt.", "Anthropic"),
     "/v1/embeddings": (EmbeddingsBody, "Vectors of texts.", "OpenAI"),
     "/v1/rerank": (RerankBody, "Texts by their similarity to a query.", "Cohere, Jina"),
     "/tokenize": (TokenizeBody, "Token ids of a prompt or of messages.", "vLLM"),
     "/detokenize": (DetokenizeBody, "The text of token ids.", "vLLM"),
 }
-_OF_TOKENS = ("/tokenize", "/detokenize")
+_OF_TOKENS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 _HEADERS = {
     "X-Session-Id": "The conversation; derived from the messages where it is missing.",
     "X-Priority": "interactive, standard or batch.",
@@ -84,6 +87,10 @@ _MODEL = _object(
     permission=_list(_object(id=_TEXT, object={"const": "model_permission"}, created=_COUNT)),
 )  # fmt: skip
 _ERROR = _object(error=_object(message=_TEXT, type=_TEXT, param=_MAYBE_TEXT, code=_TEXT))
+_ANTHROPIC = "/v1/messages"  # the beginning of its paths
+_MESSAGE_ERROR = _object(
+    type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT), request_id=_TEXT
+)
 _HEALTH = _object(status=_TEXT)
 _CANCELLED = _object(id=_TEXT, object={"const": "request.cancellation"}, message=_TEXT)
 
@@ -102,6 +109,13 @@ _RESPONSE_ANSWER = _object(
 )  # fmt: skip
 
 
+_MESSAGE = _object(
+    id=_TEXT, type={"const": "message"}, role={"const": "assistant"}, model=_TEXT,
+    content=_list(_object(type=_TEXT)), stop_reason=_TEXT,
+    usage=_object(input_tokens=_COUNT, output_tokens=_COUNT),
+)  # fmt: skip
+
+
 # By path, method and status: media types, and the schema of the JSON body.
 _ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
     ("/v1/chat/completions", "post", "200"): ((_JSON, _STREAM), _answer("chat.completion")),
@@ -114,6 +128,8 @@ _ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
         (_JSON,),
         _object(object={"const": "list"}, data=_list(_object(id=_TEXT))),
     ),
+    ("/v1/messages", "post", "200"): ((_JSON, _STREAM), _MESSAGE),
+    ("/v1/messages/count_tokens", "post", "200"): ((_JSON,), _object(input_tokens=_COUNT)),
     ("/v1/embeddings", "post", "200"): (
         (_JSON,),
         _object(
@@ -241,11 +257,14 @@ def _describe_answers(operation: dict[str, Any], path: str, method: str) -> None
                 "content": content,
                 **header_fields,
             }
-    ref = {"schema": {"$ref": _REF.format(model="Error")}}
-    wrong = {"description": "What is wrong, as OpenAI says it", "content": {_JSON: ref}}
+    api = "Anthropic" if path.startswith(_ANTHROPIC) else "OpenAI"
+    model = "MessageError" if api == "Anthropic" else "Error"
+    ref = {"schema": {"$ref": _REF.format(model=model)}}
+    wrong = {"description": f"What is wrong, as {api} says it", "content": {_JSON: ref}}
     operation["responses"] = {**responses, "default": wrong}
     if operation["tags"] != ["Operations"]:
-        operation["security"] = [{}, {"key": []}]  # a key only if the gateway has keys
+        # A key only if the gateway has keys; the second way is that of Anthropic's clients.
+        operation["security"] = [{}, {"key": []}, {"x-api-key": []}]
 
 
 def _models() -> Iterable[type[BaseModel]]:
@@ -271,8 +290,11 @@ def describe(app: FastAPI) -> dict[str, Any]:
             [(model, "validation") for model in _models()], ref_template=_REF
         )
         document["components"] = {
-            "schemas": {"Error": _ERROR, **schemas["$defs"]},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "schemas": {"Error": _ERROR, "MessageError": _MESSAGE_ERROR, **schemas["$defs"]},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         }
         for path in _BODIES:
             document["paths"].setdefault(path, {})["post"] = _operation(path)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from schemas.errors import NotFound, TriviumError
+from streams.anthropic.events import MessageEvents
 from streams.calls.ids import choice_ids, from_public, is_id, new_request_id
 from streams.calls.stream.chunks import ChunkWriter
 from streams.calls.stream.event_id import ClientPosition, StreamKey
@@ -52,6 +53,8 @@ async def resume(
     gateway: Gateway, exchange: HttpExchange, key: StreamKey, positions: Sequence[ClientPosition]
 ) -> str:
     """Read the stream's partition from its first offset, and write what the client lacks."""
+    if key.is_message:
+        return await _resume_message(gateway, exchange, key, positions[0].next_seq)
     call = resumed_call(gateway, exchange, key, positions)
     name = gateway.event_ids.name(key)
     writer = ChunkWriter(
@@ -60,6 +63,19 @@ async def resume(
         name=name,
         client_positions=positions,
         names_reasoning_content=gateway.settings.reasoning_content,
+    )
+    return await read_on(gateway, exchange, call, writer)
+
+
+async def _resume_message(
+    gateway: Gateway, exchange: HttpExchange, key: StreamKey, after: int
+) -> str:
+    call = resumed_call(gateway, exchange, key, [ClientPosition()])
+    writer = MessageEvents(
+        call,
+        tokens_max=gateway.served.max_model_len,
+        name=gateway.event_ids.name(key),
+        after=after,
     )
     return await read_on(gateway, exchange, call, writer)
 

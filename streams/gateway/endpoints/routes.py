@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute
 from schemas.errors import InvalidRequest, NotFound, UnknownModel
 from schemas.fleet import Member
 from schemas.records import Cancellation, CancelReason, EmbedCapability, MemberKind, MemberState
+from streams.anthropic.models import VERSION_HEADER, model_info, model_page
 from streams.calls.config import GatewaySettings
 from streams.calls.embedding import public_name
 from streams.calls.errors import RETRY_AFTER_S, shorten
@@ -58,14 +59,18 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
     of_objects = APIRouter(dependencies=[*guarded.dependencies, Depends(catch_up)])
 
     @guarded.get("/v1/models", tags=["OpenAI"])
-    async def list_models() -> dict[str, Any]:
-        """List the names that a call may use as its model."""
-        return {"object": "list", "data": list(_models(gateway).values())}
+    async def list_models(request: Request) -> dict[str, Any]:
+        """List the names that a call may use as its model, in the form of the caller's API."""
+        models = list(_models(gateway).values())
+        if VERSION_HEADER in request.headers:
+            return model_page(models)
+        return {"object": "list", "data": models}
 
     @guarded.get("/v1/models/{model:path}", tags=["OpenAI"])
-    async def get_model(model: str) -> dict[str, Any]:
-        """Return a model by its name."""
-        return _models(gateway).get(model) or _model_named(gateway, model)
+    async def get_model(model: str, request: Request) -> dict[str, Any]:
+        """Return a model by its name, in the form of the caller's API."""
+        known_model = _models(gateway).get(model) or _model_named(gateway, model)
+        return model_info(known_model) if VERSION_HEADER in request.headers else known_model
 
     @guarded.post("/tokenize", tags=["vLLM"])
     async def tokenize(request: Request) -> dict[str, Any]:
@@ -163,11 +168,11 @@ def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
     Collections have no owners, so they are listed only if the gateway has no API keys.
     """
     settings, served = gateway.settings, gateway.served.name
-    models = {served: _model(gateway, served)}
+    models = {served: _generating(gateway, served)}
     for name in () if settings.api_keys else _collections(gateway):
         if name != settings.cache_collection and not name.startswith(STORE_PREFIX):
             name = f"{served}{ALIAS}{name}"
-            models[name] = _model(gateway, name, root=served)
+            models[name] = _generating(gateway, name)
     for capability in _embedders(gateway):
         name = public_name(capability.embedder)
         models.setdefault(name, _embedding_model(gateway, name, capability))
@@ -180,7 +185,7 @@ def _model_named(gateway: Gateway, name: str) -> dict[str, Any]:
         if name == capability.embedder:
             return _embedding_model(gateway, name, capability)
     collection_of(name, gateway.served.name)
-    return _model(gateway, name, root=gateway.served.name)
+    return _generating(gateway, name)
 
 
 def _ready_workers(gateway: Gateway) -> Iterator[Member]:
@@ -196,6 +201,13 @@ def _embedders(gateway: Gateway) -> list[EmbedCapability]:
 def _collections(gateway: Gateway) -> list[str]:
     loads = (member.search for member in _ready_workers(gateway))
     return sorted({collection.name for load in loads if load for collection in load.collections})
+
+
+def _generating(gateway: Gateway, name: str) -> dict[str, Any]:
+    """Return the served model under one of its names, with its parsers."""
+    served = gateway.served
+    parsers = {"tool_parser": served.parsers.tool, "reasoning_parser": served.parsers.reasoning}
+    return {**_model(gateway, name, root=served.name), **parsers}
 
 
 def _embedding_model(gateway: Gateway, name: str, capability: EmbedCapability) -> dict[str, Any]:

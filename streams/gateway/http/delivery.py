@@ -48,6 +48,8 @@ def reply_headers(call: Call) -> HeaderList:
         (b"x-session-id", call.key.session_id.encode()),
         (b"x-trivium-request-id", parent_id),
     ]
+    if call.key.is_message:
+        headers.append((b"request-id", parent_id))  # where Anthropic's clients look for it
     for stream in call.streams:
         if stream.start is not None or stream.end is not None:
             return headers + placement_headers(stream.start, stream.end)

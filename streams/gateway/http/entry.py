@@ -50,6 +50,7 @@ Handler = Callable[["HttpExchange"], Awaitable[str]]  # returns the outcome for 
 CountOutcome = Callable[[str, str], None]
 Result = TypeVar("Result")
 HeaderList = list[tuple[bytes, bytes]]
+ErrorForm = Callable[[TriviumError, str], tuple[int, bytes]]  # by request id: status and body
 JSON = (b"content-type", b"application/json")
 ABORT = "trivium.abort"  # an extension of the scope, see `slow_clients.py`
 
@@ -57,6 +58,11 @@ ABORT = "trivium.abort"  # an extension of the scope, see `slow_clients.py`
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
     """Return headers by lower-case name; of repeated ones, the last counts."""
     return dict(scope["headers"])
+
+
+def openai_error(error: TriviumError, request_id: str) -> tuple[int, bytes]:
+    """Return the status and the body of an error in OpenAI's form, which has no request id."""
+    return error.http_status, error_body(error)
 
 
 class RootApp:
@@ -81,10 +87,12 @@ class RootApp:
                 has_encoding = any(name == HEADER for name, _ in scope["headers"])
                 encoding = encoding_of(scope) if has_encoding else ""
             except TriviumError as error:
-                headers = [(b"x-request-id", new_request_id(wall_ms()).encode())]
+                request_id = new_request_id(wall_ms())
+                headers = [(b"x-request-id", request_id.encode())]
                 if isinstance(error, UnsupportedMedia):
                     headers.append((b"accept-encoding", ACCEPTED))
-                await send_error(send, error, headers)
+                form = getattr(self._posts.get(scope["path"]), "error_form", openai_error)
+                await send_error(send, error, headers, form, request_id)
                 return
             if encoding:
                 receive = decode_body(encoding, receive)
@@ -101,9 +109,16 @@ class RootApp:
 
 
 class AsgiEndpoint:
-    """An ASGI app around a handler: it sends errors as OpenAI bodies, and counts outcomes."""
+    """An ASGI app around a handler: it sends errors in the form of its API, and counts outcomes."""
 
-    def __init__(self, name: str, handler: Handler, count_outcome: CountOutcome) -> None:
+    def __init__(
+        self,
+        name: str,
+        handler: Handler,
+        count_outcome: CountOutcome,
+        error_form: ErrorForm = openai_error,
+    ) -> None:
+        self.error_form = error_form
         self._name = name
         self._handler = handler
         self._count_outcome = count_outcome
@@ -114,12 +129,12 @@ class AsgiEndpoint:
             outcome = await self._handler(exchange)
         except TriviumError as error:
             outcome = error.code
-            await exchange.send_error(error)
+            await exchange.send_error(error, self.error_form)
         except Exception:
             outcome = TriviumError.code
             logger.exception("%s: a bug", self._name)
             # This fails if the response has begun; then the server closes the connection.
-            await exchange.send_error(TriviumError(BUG))
+            await exchange.send_error(TriviumError(BUG), self.error_form)
         self._count_outcome(self._name, outcome)
 
 
@@ -163,9 +178,9 @@ class HttpExchange:
         """Send an answer in one piece."""
         await send_whole(self.send, 200, body, headers)
 
-    async def send_error(self, error: TriviumError) -> None:
+    async def send_error(self, error: TriviumError, form: ErrorForm = openai_error) -> None:
         """Send an error as the whole answer."""
-        await send_error(self.send, error, self.reply_headers)
+        await send_error(self.send, error, self.reply_headers, form, self.call_id)
 
     def on_hang_up(self, notify: Callable[[], None]) -> asyncio.Task[None]:
         """Return a task that calls `notify` when the client disconnects; cancel it after the
@@ -264,11 +279,15 @@ class Keys:
         """Return the tenant of the API key in headers, empty without keys; raises Unauthorized."""
         if not self._tenants:
             return ""
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        tenant = self._tenants.get(_digest(key.strip()))
-        if scheme.lower() != b"bearer" or tenant is None:
-            raise Unauthorized("expected `Authorization: Bearer <API key>` with a known key")
-        return tenant
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        keys = [bearer] if scheme.lower() == b"bearer" else []
+        keys.append(headers.get(b"x-api-key", b""))  # of Anthropic's clients
+        for key in keys:
+            if (tenant := self._tenants.get(_digest(key.strip()))) is not None:
+                return tenant
+        raise Unauthorized(
+            "expected `Authorization: Bearer <API key>` or `x-api-key: <API key>` with a known key"
+        )
 
 
 def _digest(key: bytes) -> bytes:
@@ -284,16 +303,23 @@ async def send_whole(send: Send, status: int, body: bytes, headers: Iterable[Any
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: TriviumError, headers: HeaderList) -> None:
+async def send_error(
+    send: Send,
+    error: TriviumError,
+    headers: HeaderList,
+    form: ErrorForm = openai_error,
+    request_id: str = "",
+) -> None:
     """Send an error as the whole response.
 
     The rest of the request's body is read and dropped (`slow_clients.py` limits the time): a client
     that is cut off while it sends would never see the answer.
     """
-    extra = retry_headers(error.http_status)
+    status, body = form(error, request_id)
+    extra = retry_headers(status)
     if isinstance(error, Unauthorized):
         extra.append((b"www-authenticate", b"Bearer"))
-    await send_whole(send, error.http_status, error_body(error), [*headers, *extra])
+    await send_whole(send, status, body, [*headers, *extra])
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

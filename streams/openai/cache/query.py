@@ -28,8 +28,9 @@ CHANGES_NO_TEXT = frozenset(
 CHECKED = frozenset(
     "messages retrieval temperature top_p top_k min_p stop stop_token_ids ignore_eos min_tokens "
     "include_stop_str_in_output max_tokens max_completion_tokens presence_penalty "
-    "frequency_penalty repetition_penalty logit_bias bad_words skip_special_tokens "
-    "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar "
+    "frequency_penalty repetition_penalty logit_bias allowed_token_ids bad_words "
+    "skip_special_tokens response_format structured_outputs guided_json guided_regex "
+    "guided_choice guided_grammar "
     "tools tool_choice functions function_call reasoning_effort add_generation_prompt "
     "continue_final_message chat_template_kwargs".split()
 )

@@ -22,6 +22,7 @@ from tests.streams import builders
 
 CODEC = Codec()
 TEXT = "the ferry leaves at nine"
+IDS = (7, 77_777)
 
 
 def requests_in(rows: Iterable[RecordingRow]) -> list[Request]:
@@ -81,7 +82,13 @@ def spoken() -> PlayedRouter:
     passage = builders.passage(1, text=TEXT, title=TEXT, source=TEXT, content=TEXT)
     played.happens("phases", builders.retrieved("r2", passage))
     played.snapshot()
-    sampling = Sampling(max_tokens=16, stop=(TEXT,), bad_words=(TEXT,), logit_bias={"77777": 1.0})
+    sampling = Sampling(
+        max_tokens=16,
+        stop=(TEXT,),
+        bad_words=(TEXT,),
+        logit_bias={"77777": 1.0},
+        allowed_token_ids=IDS,
+    )
     played.happens("requests", builders.request("r3", tenant="anna", sampling=sampling))
     return played
 
@@ -97,8 +104,11 @@ def test_redaction_removes_texts_and_optionally_names(names: bool) -> None:
     """Texts stand in requests, passages and states."""
     before = rows_of(spoken())
     assert TEXT.encode() in bytes_in(before)
-    payload = bytes_in(list(redact(before, names=names)))
+    rows = list(redact(before, names=names))
+    payload = bytes_in(rows)
     assert TEXT.encode() not in payload
+    assert {request.sampling.allowed_token_ids for request in requests_in(before)} == {(), IDS}
+    assert {request.sampling.allowed_token_ids for request in requests_in(rows)} == {()}
     assert b"77777" not in payload
     assert (b"anna" in payload) is not names
     assert (b"handbook" in payload) is not names

@@ -7,6 +7,7 @@ import pytest
 from infra.stack.configuration import Settings
 from infra.stack.forking import fork_servers
 from infra.stack.plan import StackPlan
+from schemas.settings import ModelSettings
 from workers.config import WorkerSettings
 from workers.llm.vllm import preload
 
@@ -22,6 +23,15 @@ def forked(engine: str, plan: StackPlan = ALL) -> dict[str, str]:
 def test_simulated_engines_share_small_fork_server() -> None:
     names = ("router", "gateway", "bridge", "prefill", "decode", "replica")
     assert forked("sim") == dict.fromkeys(names, "Trivium")
+
+
+def test_simulated_engines_that_parse_share_own_fork_server() -> None:
+    model = ModelSettings(tool_parser="hermes", reasoning_parser="none")
+    settings = Settings(worker=WorkerSettings(engine="sim"), model=model)
+    servers = fork_servers(ALL, settings, Path("/s"))
+    titles = {name: server.title for name, server in servers.items()}
+    small = dict.fromkeys(("router", "gateway", "bridge"), "Trivium")
+    assert titles == small | dict.fromkeys(("prefill", "decode", "replica"), "Parsers")
 
 
 @pytest.mark.skipif(not preload.is_on_cpu(), reason="needs vLLM for CPUs, which is not installed")

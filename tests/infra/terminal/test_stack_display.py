@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from infra.stack.configuration import Settings
 from infra.stack.statefile import ProcessRow
 from infra.terminal.stack_display import JsonLines, LiveTable, PlainLines
+from schemas.settings import ModelSettings
 
 
 class FakeStack:
@@ -15,6 +17,7 @@ class FakeStack:
 
     bootstrap, folder, gateway_urls, ready = "k:9092", Path("/state"), ["http://g:1"], True
     waits_for, usual_s = "", 21.0
+    settings = Settings(model=ModelSettings(name="m", tool_parser="hermes"))
 
     def __init__(self) -> None:
         self.states = {"router-0": "waiting", "gateway-0": "starting"}
@@ -50,11 +53,12 @@ def test_plain_lines_print_each_change_once_before_readiness(
     stack: Any = FakeStack()
     run_lifecycle(PlainLines(stack), stack)
     lines = [line.split(" s  ")[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines[4] == "ready: http://g:1/v1 (OpenAI API), http://g:1/docs"
     assert lines[:4] == [
         "gateway-0: starting, pid 7",
         "router-0: ready, pid 7",
         "gateway-0: ready, pid 7",
-        "ready: http://g:1/v1 (OpenAI API), http://g:1/docs",
+        "model: m; tool parser: hermes, reasoning parser: auto",
     ]
     assert lines[-1].startswith("stopped")
 
@@ -72,6 +76,7 @@ def test_json_lines_print_process_and_stack_events(capsys: pytest.CaptureFixture
         ("stopped", None),
     ]
     assert (events[3]["gateways"], events[3]["bootstrap"]) == (["http://g:1"], "k:9092")
+    assert (events[3]["model"], events[3]["tool_parser"]) == ("m", "hermes")
 
 
 def test_live_table_updates_states_in_place(capsys: pytest.CaptureFixture[str]) -> None:

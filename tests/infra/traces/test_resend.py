@@ -70,7 +70,14 @@ def test_resend_body_repeats_prompt_and_sampling(
     tmp_path: Path, form: Structured | None, body_fields: dict[str, Any]
 ) -> None:
     """The prompt is sent as tokens, with the seed that was sampled."""
-    sampling = Sampling(max_tokens=40, temperature=0.7, seed=5, stop=("x",), structured=form)
+    sampling = Sampling(
+        max_tokens=40,
+        temperature=0.7,
+        seed=5,
+        stop=("x",),
+        allowed_token_ids=(7, 8),
+        structured=form,
+    )
     request = builders.request("r1", sampling=sampling)
     resend = recorded(tmp_path, [request], [make_outcome("r1")])
     (arrival,) = resend.trace.arrivals
@@ -78,6 +85,7 @@ def test_resend_body_repeats_prompt_and_sampling(
     assert body["prompt"] == unpack_tokens(request.prompt_tokens)
     assert (body["max_tokens"], body["temperature"], body["seed"]) == (40, 0.7, 5)
     assert (body["stop"], body["stream"], body["model"]) == (["x"], True, "tiny")
+    assert body["allowed_token_ids"] == [7, 8]
     assert body_fields.items() <= body.items()
 
 

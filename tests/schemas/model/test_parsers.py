@@ -16,6 +16,7 @@ from schemas.model.parsers import (
     TOOL_PARSERS,
     ParserNames,
     guess,
+    parsers_of,
     resolve,
 )
 from schemas.settings import ModelSettings
@@ -200,8 +201,8 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
 
 def test_simulated_model_has_no_parsers() -> None:
     """An import of vLLM would make the start of each simulated worker slow."""
-    folder = Path(model_folder(ModelSettings(path="sim")))
-    assert resolve("auto", "auto", folder) == ParserNames(tool="none", reasoning="none")
+    model = ModelSettings(path=model_folder(ModelSettings(path="sim")))
+    assert parsers_of(model) == ParserNames()
 
 
 @pytest.mark.vllm

@@ -4,12 +4,22 @@ the product does, by a gateway's own way in, over a log in memory."""
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
-from schemas.records import Answer, AnswerPart, Endpoint, OutcomeKind, Request, StreamRetrieved
+from schemas.records import (
+    Answer,
+    AnswerDelta,
+    AnswerPart,
+    Endpoint,
+    OutcomeKind,
+    Request,
+    StreamDeltas,
+    StreamRetrieved,
+)
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from streams.bridge.answers import AnswerBuilder
 from streams.bridge.config import TopicPair
@@ -185,6 +195,18 @@ class AskingBridge:
                 request.request_id, list(texts), end=stream_end(request.request_id, texts, **end)
             )
             self.log.hub.apply(token_frame, asyncio.get_running_loop().time())
+
+        return respond
+
+    def call(self, *deltas: AnswerDelta) -> Answering:
+        """Answer with one token that is parsed to these deltas."""
+
+        def respond(request: Request) -> None:
+            request_id = request.request_id
+            end = replace(stream_end(request_id, finish_reason="tool_calls"), seq=1)
+            row = StreamDeltas(request_id=request_id, attempt=1, first_seq=0, deltas=deltas)
+            parsed = replace(frame(request_id, [""], end=end), deltas=[row])
+            self.log.hub.apply(parsed, asyncio.get_running_loop().time())
 
         return respond
 

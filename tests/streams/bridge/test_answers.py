@@ -6,17 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletion
 
 from schemas.codec import Codec
 from schemas.errors import InvalidAnswer, InvalidRequest, RecordTooLarge, WorkerLost
-from schemas.records import Answer, AnswerPart, StreamRetrieved
-from streams.bridge.answers import AnswerBuilder
+from schemas.records import Answer, AnswerDelta, AnswerPart, DeltaKind, StreamRetrieved
+from streams.bridge.answers import AnswerBuilder, AnswerParts
 from streams.bridge.config import TopicPair
 from streams.calls.request.check_process import ANSWER_PROCESS, WAITING_MAX
+from streams.calls.stream.stream import Stream
 from tests.loop_stalls import unstalled
 from tests.schemas.examples import example
 from tests.streams.bridge.samples import CODEC, KEY, limits, pair, question_of, record, stream
-from tests.streams.gateway.samples import MODEL
+from tests.streams.gateway.samples import MODEL, stream_end
 
 SCHEMA = '{"type": "object", "required": ["stars"]}'
 PLACE = {
@@ -80,6 +82,108 @@ async def test_answer_contains_citations_and_retrieved_tokens() -> None:
     assert answer.retrieved_tokens == retrieved.tokens
 
 
+def parsed_stream(*deltas: AnswerDelta, finish_reason: str = "tool_calls") -> Stream:
+    """Return a stream that has ended, whose tokens were parsed to these deltas."""
+    parsed = Stream("q1", restarts=True)
+    for i in range(2):
+        at = [delta for delta in deltas if delta.seq == i + 1]
+        parsed.push(1, i, 0, 1, "", [i], deltas=at)
+    end = stream_end("q1", finish_reason=finish_reason, reasoning_tokens=1)
+    late = [delta for delta in deltas if delta.seq > 2]
+    assert parsed.finish(replace(end, seq=2, deltas=late))
+    return parsed
+
+
+CALLED = (
+    AnswerDelta(seq=1, kind=DeltaKind.REASONING, text="Look it up."),
+    AnswerDelta(seq=1, kind=DeltaKind.CALL, call_id="call_1", name="look", text='{"q":'),
+    AnswerDelta(seq=2, kind=DeltaKind.CALL, text=" 1"),
+    AnswerDelta(seq=3, kind=DeltaKind.CALL, text="}"),
+)
+CALLS = [
+    {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"q": 1}'}}
+]
+
+
+@pytest.mark.parametrize("schema", ["", SCHEMA])
+async def test_answer_has_tool_calls_and_reasoning(schema: str) -> None:
+    """The form binds only an answer without a call."""
+    of = pair(body=True, schema=schema)
+    question = await question_of({"text": "hi"}, of)
+    builder = AnswerBuilder(of, CODEC, names_reasoning_content=True)
+    answer = await builder.answer(
+        record({"text": "hi"}), question, KEY, parsed_stream(*CALLED), **WHEN
+    )
+    assert json.loads(answer.tool_calls or "") == CALLS
+    assert (answer.text, answer.parsed, answer.finish_reason) == ("", None, "tool_calls")
+    assert (answer.reasoning, answer.reasoning_tokens) == ("Look it up.", 1)
+    message = ChatCompletion.model_validate_json(answer.body or "").choices[0].message
+    assert message.tool_calls is not None and message.tool_calls[0].id == "call_1"
+    assert message.model_extra == {
+        "reasoning": "Look it up.",
+        "reasoning_content": "Look it up.",
+    }
+    for form in ("json", "json_envelope", "avro"):
+        outgoing = AnswerBuilder(replace(of, format=form), CODEC).sending(
+            record({"text": "hi"}), answer
+        )
+        written = outgoing.value or b""
+        if form == "avro":
+            assert CODEC.decode(written) == answer
+            continue
+        fields = json.loads(written)
+        calls = fields["tool_calls"] if form == "json" else fields["payload"]["tool_calls"]
+        assert (calls if form == "json" else json.loads(calls)) == CALLS
+
+
+async def test_form_binds_parsed_answer_without_call() -> None:
+    of = pair(schema=SCHEMA)
+    question = await question_of({"text": "hi"}, of)
+    deltas = [AnswerDelta(seq=1, kind=DeltaKind.CONTENT, text='{"stars": 1}')]
+    stream = parsed_stream(*deltas, finish_reason="stop")
+    answer = await AnswerBuilder(of, CODEC).answer(record({}), question, KEY, stream, **WHEN)
+    assert (answer.text, answer.parsed, answer.tool_calls) == ('{"stars": 1}',) * 2 + (None,)
+    stream = parsed_stream(replace(deltas[0], text="{}"), finish_reason="stop")
+    with pytest.raises(InvalidAnswer, match="keeps to the schema"):
+        await AnswerBuilder(of, CODEC).answer(record({}), question, KEY, stream, **WHEN)
+
+
+def test_parts_carry_what_is_new_of_parsed_answer() -> None:
+    """After a restart they begin anew."""
+    stream = Stream("q1", restarts=True)
+    parts = AnswerParts(record({}), stream)
+    content = (AnswerDelta(seq=2, kind=DeltaKind.CONTENT, text="é?"), *CALLED[2:3])
+    written = []
+    for attempt in (1, 2):
+        stream.push(attempt, 0, 0, 1, "", [7], deltas=CALLED[:2])
+        written.append(parts.next_part())
+        assert parts.next_part() is None
+        stream.push(attempt, 1, 0, 1, "", [8], deltas=content)
+        written.append(parts.next_part())
+    end = stream_end("q1", attempt=2, finish_reason="tool_calls")
+    stream.finish(replace(end, seq=2, deltas=CALLED[3:]))
+    written.append(parts.next_part())
+    places = [(part.seq, part.tokens, part.start, part.text) for part in written if part]
+    assert places == [(0, 1, 0, ""), (1, 1, 0, "é?")] * 2 + [(2, 0, 2, "")]
+    assert [part.reasoning for part in written if part] == ["Look it up.", None] * 2 + [None]
+    pieces = [json.loads(part.tool_calls or "") for part in written if part]
+    assert (
+        pieces[0]
+        == pieces[2]
+        == [
+            {
+                "index": 0,
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "look", "arguments": '{"q":'},
+            }
+        ]
+    )
+    assert [piece[0]["function"]["arguments"] for piece in pieces[2:]] == ['{"q":', " 1", "}"]
+    assert [part.finish_reason for part in written if part] == ["", "", "", "", "tool_calls"]
+    assert AnswerParts(record({}), stream).error_part().start == 2
+
+
 async def test_answer_contains_api_body_on_request() -> None:
     answer = await answered("Hel", "lo", of=pair(body=True))
     body = json.loads(answer.body or "")
@@ -123,7 +227,7 @@ async def test_json_envelope_answer_has_connect_schema() -> None:
 
 def test_answer_part_uses_prompt_format() -> None:
     of = pair(parts="rows.parts")
-    part: AnswerPart = example("trivium.AnswerPart")
+    part: AnswerPart = replace(example("trivium.AnswerPart"), tool_calls='[{"index":0}]')
     outgoing = AnswerBuilder(of, CODEC).part(record({"text": "hi"}), part)
     assert outgoing.topic == "rows.parts" and json.loads(outgoing.value or b"")["seq"] == part.seq
     assert CODEC.decode(AnswerBuilder(of, CODEC).part(record(b"\x00"), part).value) == part

@@ -22,12 +22,19 @@ template = "Rate this from 1 to 5: {text}"
 temperature = 0
 stop = ["\\n"]
 retrieval = { collection = "products", filter = { year = { "$gt" = 2000 } } }
+tool_choice = "auto"
+[[bridge.pairs.tools]]
+type = "function"
+[bridge.pairs.tools.function]
+name = "look"
+parameters = { type = "object" }
 [bridge.pairs.schema]
 "$comment" = "one number"
 type = "object"
 required = ["stars"]
 properties = { stars = { type = "integer" } }
 """
+TOOLS = '[{"type": "function", "function": {"name": "look"}}]'
 
 
 def loaded(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> BridgeSettings:
@@ -43,6 +50,7 @@ def test_bridge_config_reads_pair_from_toml_table(tmp_path: Path) -> None:
     assert pair.stop == ("\n",)
     assert pair.retrieval == {"collection": "products", "filter": {"year": {"$gt": 2000}}}
     assert json.loads(pair.schema)["required"] == ["stars"]
+    assert json.loads(pair.tools)[0]["function"]["name"] == "look"
 
 
 def test_bridge_config_survives_dump_and_load(tmp_path: Path) -> None:
@@ -64,10 +72,14 @@ def test_bridge_config_reads_pairs_from_environment_as_json(tmp_path: Path) -> N
         loaded(tmp_path, "", {variable: "7"})
 
 
-def test_topic_pair_reads_schema_from_file(tmp_path: Path) -> None:
+def test_topic_pair_reads_schema_and_tools_from_files(tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_text('{"type": "array"}')
-    pair = TopicPair(prompts="a", answers="b", schema=str(tmp_path / "answer.json"))
+    (tmp_path / "tools.json").write_text(TOOLS)
+    files = {"schema": "answer.json", "tools": "tools.json"}
+    paths: dict[str, Any] = {name: str(tmp_path / file) for name, file in files.items()}
+    pair = TopicPair(prompts="a", answers="b", **paths)
     assert json.loads(pair.schema) == {"type": "array"}
+    assert pair.tools == TOOLS
 
 
 def searching(filter: object) -> dict[str, Any]:
@@ -101,6 +113,13 @@ def searching(filter: object) -> dict[str, Any]:
         ({"schema": '{"type": "object"}', "fallback": "x"}, r"\(a\): fallback: expected JSON"),
         ({"schema": '{"type": "object"}', "fallback": "[]"}, r"\(a\): fallback: \[\] is not of"),
         ({"schema": 3}, r"schema: expected a valid string"),
+        ({"tools": "["}, r"\(a\): tools: expected JSON"),
+        ({"tools": "[{}]"}, r"\(a\): tools.0.function: expected a function with a name"),
+        ({"tools": "{}"}, r"\(a\): tools: expected a valid list"),
+        ({"tools": "absent.json"}, r"tools: no readable file 'absent.json'"),
+        ({"tools": TOOLS, "tool_choice": "{"}, r"\(a\): tool_choice: expected JSON"),
+        ({"tools": TOOLS, "tool_choice": "other"}, r"\(a\): tool_choice: expected none, auto"),
+        ({"tool_choice": "auto"}, r"\(a\): tool_choice: expected tools, too"),
     ],
 )
 def test_topic_pair_rejects_invalid_settings(fields: dict[str, Any], message: str) -> None:

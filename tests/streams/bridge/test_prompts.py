@@ -19,8 +19,16 @@ FORM = {
     "type": "json_schema",
     "json_schema": {"name": "answer", "schema": json.loads(SCHEMA)},
 }
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 FULL: dict[str, Any] = {
-    "messages": [{"role": "user", "content": "hi"}],
+    "messages": [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning": "Look."},
+        {"role": "tool", "content": "7", "tool_call_id": "c1"},
+    ],
+    "tools": [TOOL],
+    "tool_choice": {"type": "function", "function": {"name": "look"}},
     "model": "test-model@docs",
     "session_id": "s9",
     "temperature": 0.5,
@@ -39,15 +47,22 @@ BODY_FIELDS = FULL.keys() - {"session_id", "priority", "deadline_ms", "metadata"
 
 def as_record(fields: dict[str, Any]) -> Prompt:
     """Return the same fields as Trivium's own record, with JSON objects as text."""
-    prompt_fields: dict[str, Any] = {
-        name: json.dumps(value) if isinstance(value, dict) else value
-        for name, value in fields.items()
-    }
+    prompt_fields = as_texts(fields)
     if "messages" in prompt_fields:
         prompt_fields["messages"] = [
-            PromptMessage(**message) for message in prompt_fields["messages"]
+            PromptMessage(**as_texts(message)) for message in prompt_fields["messages"]
         ]
     return Prompt(**prompt_fields)
+
+
+def as_texts(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with objects, and lists of tools and calls, as JSON text."""
+    return {
+        name: json.dumps(value)
+        if isinstance(value, dict) or name in ("tools", "tool_calls")
+        else value
+        for name, value in fields.items()
+    }
 
 
 @pytest.mark.parametrize("value", [FULL, CODEC.encode(as_record(FULL))], ids=["json", "avro"])
@@ -95,6 +110,19 @@ async def test_prompt_takes_missing_fields_from_pair(value: Any) -> None:
         None,
     )
     assert question.wants_json and json.loads(question.schema) == json.loads(SCHEMA)
+
+
+async def test_prompt_takes_tools_from_pair() -> None:
+    """Its own tools replace those of the pair, and their choice."""
+    of = pair(template="{a}", tools=json.dumps([TOOL]), tool_choice="required")
+    body = body_of(await question_of({"a": "hi"}, of))
+    assert (body["tools"], body["tool_choice"]) == ([TOOL], "required")
+    of = dataclasses.replace(of, template="")
+    body = body_of(await question_of({"text": "hi", "tool_choice": "auto"}, of))
+    assert (body["tools"], body["tool_choice"]) == ([TOOL], "auto")
+    own_tool = {"type": "function", "function": {"name": "other"}}
+    body = body_of(await question_of({"text": "hi", "tools": [own_tool]}, of))
+    assert body["tools"] == [own_tool] and "tool_choice" not in body
 
 
 async def test_prompt_takes_remaining_fields_from_deployment() -> None:
@@ -172,6 +200,17 @@ WRONG: list[tuple[Any, type[TriviumError], str]] = [
     ({"text": "a", "session_id": "ü"}, InvalidRequest, "session_id: expected 1 to 128 printable"),
     ({"text": "a", "retrieval": {"k": 1}}, InvalidRequest, "retrieval.collection: required"),
     ({"text": "a", "response_format": "{"}, InvalidRequest, "response_format: expected a JSON obj"),
+    ({"text": "a", "tools": "{"}, InvalidRequest, "tools: expected a JSON list"),
+    ({"text": "a", "tools": "{}"}, InvalidRequest, "tools: expected a JSON list, found"),
+    ({"text": "a", "tools": 3}, InvalidRequest, "tools: expected a JSON list, found 3"),
+    ({"text": "a", "tools": [3]}, InvalidRequest, "tools.0: expected a valid dictionary"),
+    ({"text": "a", "tool_choice": "{"}, InvalidRequest, "tool_choice: expected a JSON object"),
+    (
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": "x"}]},
+        InvalidRequest,
+        "messages.0.tool_calls: expected a JSON list",
+    ),
+    ({"body": {"messages": []}, "tools": [TOOL]}, InvalidRequest, "tools: expected none beside"),
     ({"messages": "x"}, InvalidRequest, "messages: expected a valid list"),
     ({"messages": {"role": "user"}}, InvalidRequest, "messages: expected a valid list"),
     ({"messages": [{"role": ""}]}, InvalidRequest, "messages.0.role: expected"),

@@ -13,6 +13,8 @@ import numpy as np
 from schemas.codec import Codec
 from schemas.errors import NotFound, TriviumError
 from schemas.fleet import Member
+from schemas.model.parser_rules import NONE
+from schemas.model.parsers import ParserNames
 from schemas.records import (
     Cancellation,
     Document,
@@ -262,14 +264,25 @@ def found_hits(*hits: Hit, missing: Mapping[int, WireError] | None = None) -> Re
 class InProcessGateway:
     """One gateway in this process."""
 
-    def __init__(self, *, max_model_len: int = 512, partition: int = 3, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        max_model_len: int = 512,
+        partition: int = 3,
+        parsers: ParserNames | None = None,
+        **settings: Any,
+    ) -> None:
         metrics = Metrics()
         hub = Hub(metrics)
         self.log = FakeLog(hub, partition)
         self.pool = LetterPool()
         self.objects = MemoryObjects()
         served = ServedModel(
-            name=MODEL, tokenizer=tokenizer(), max_model_len=max_model_len, created_s=1_700_000_000
+            name=MODEL,
+            tokenizer=tokenizer(),
+            max_model_len=max_model_len,
+            created_s=1_700_000_000,
+            parsers=parsers or ParserNames(tool=NONE, reasoning=NONE),
         )
         settings = {"event_key": EVENT_KEY, **settings}
         calls = CallsInFlight(

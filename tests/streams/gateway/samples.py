@@ -18,6 +18,12 @@ def completion(prompt: Any = "hello", **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": prompt, **fields}
 
 
+def message(content: Any = "hello", **fields: Any) -> dict[str, Any]:
+    """A body in Anthropic's form."""
+    turns = [{"role": "user", "content": content}]
+    return {"model": MODEL, "max_tokens": 16, "messages": turns, **fields}
+
+
 def frame(
     request_id: str,
     texts: list[str],

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.errors import ConfigError
 from schemas.settings import ModelSettings
 from workers.models.folder import model_folder, resolve_model
 
@@ -34,3 +35,18 @@ def test_model_defaults_by_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     tiny = resolve_model(ModelSettings(path="tiny", name="shown"), "vllm")
     assert (Path(tiny.path).name.partition("-")[0], tiny.served_name) == ("tiny", "shown")
     assert resolve_model(real, "vllm") == real, "again, as processes of a stack do"
+
+
+def test_parsers_are_resolved_with_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of a stack get their names; a model to download has no files yet."""
+    monkeypatch.setenv("TRIVIUM_HOME", str(tmp_path))
+    (tmp_path / "chat_template.jinja").write_text("<tool_call>{{ arguments }}")
+    model = resolve_model(ModelSettings(path=str(tmp_path)), "vllm")
+    assert (model.tool_parser, model.reasoning_parser) == ("hermes", "none")
+    assert resolve_model(model, "vllm") == model
+    model = resolve_model(ModelSettings(path="org/model"), "vllm")
+    assert (model.tool_parser, model.reasoning_parser) == ("auto", "auto")
+    sim = resolve_model(ModelSettings(reasoning_parser="qwen3"), "sim")
+    assert (sim.tool_parser, sim.reasoning_parser) == ("none", "qwen3")
+    with pytest.raises(ConfigError, match=r"model\.tool_parser: expected 'auto', 'none' or one"):
+        resolve_model(ModelSettings(tool_parser="any"), "sim")

@@ -9,6 +9,8 @@ from jinja2 import Environment
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from schemas.model.parsers import ParserNames, parsers_of
+from schemas.settings import ModelSettings
 from workers.models import tiny
 from workers.models.folder import make_tiny_model
 
@@ -62,6 +64,29 @@ def test_tiny_chat_template_extends_by_turns() -> None:
     answered = [*turn, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "More"}]
     second = template.render(messages=answered, add_generation_prompt=True)
     assert second == first + "Hi<|end|><|user|>More<|end|><|assistant|>"
+
+
+def test_tiny_chat_template_writes_tools_as_hermes_does(folder: Path) -> None:
+    """So the parser of this form is guessed, and real vLLM runs it without a real model."""
+    template = Environment(autoescape=False).from_string(tiny.CHAT_TEMPLATE)
+    function = {"name": "weather", "parameters": {"type": "object"}}
+    arguments = {"city": "Rome"}
+    call = {"function": {"name": "weather", "arguments": arguments}}
+    as_text = {"function": {"name": "weather", "arguments": json.dumps(arguments)}}
+    turns = [
+        {"role": "user", "content": "Rome?"},
+        {"role": "assistant", "content": None, "tool_calls": [call, as_text]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+    text = template.render(messages=turns, tools=[{"type": "function", "function": function}])
+    written = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    before, after = text.split("<|user|>Rome?<|end|>")
+    assert json.dumps(function) in before and "<tool_call>" in before
+    assert after == (
+        f"<|assistant|>{written}{written}<|end|>"
+        "<|user|><tool_response>\nsunny\n</tool_response><|end|>"
+    )
+    assert parsers_of(ModelSettings(path=str(folder))) == ParserNames(tool="hermes")
 
 
 def test_tiny_model_rejects_short_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

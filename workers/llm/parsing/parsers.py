@@ -15,7 +15,7 @@ from typing import Protocol
 from schemas.errors import WorkerRefused
 from schemas.model.files import model_folder
 from schemas.model.parser_rules import NONE
-from schemas.model.parsers import resolve
+from schemas.model.parsers import ParserNames, resolve
 from schemas.records import AnswerDelta, Sampling, Work
 from schemas.settings import ModelSettings
 
@@ -65,22 +65,32 @@ def parser_of(work: Work, prompt: Sequence[int], parsers: Parsers | None) -> Ans
     return parsers.begin(work, prompt)
 
 
+def names_of(model: ModelSettings) -> ParserNames:
+    """Return the parsers of the settings, which may have to be guessed; raises ConfigError."""
+    if (model.tool_parser, model.reasoning_parser) == (NONE, NONE):
+        return ParserNames(tool=NONE, reasoning=NONE)
+    return resolve(model.tool_parser, model.reasoning_parser, model_folder(model))
+
+
+def has_parsers(model: ModelSettings) -> bool:
+    """Return whether answers of the model are parsed."""
+    names = names_of(model)
+    return (names.tool, names.reasoning) != (NONE, NONE)
+
+
 async def load_parsers(model: ModelSettings) -> Parsers | None:
     """Load the parsers of the settings; None if the model has neither.
 
     Importing them takes 13 s of CPU time and 1 GB in a process without vLLM. A thread does it.
     Raises ConfigError for an unknown parser, or if the tokenizer lacks tokens that it needs.
     """
-    if (model.tool_parser, model.reasoning_parser) == (NONE, NONE):
-        return None
-    folder = model_folder(model)
-    names = resolve(model.tool_parser, model.reasoning_parser, folder)
-    if (names.tool, names.reasoning) == (NONE, NONE):
+    if not has_parsers(model):
         return None
 
     def load() -> Parsers:
         module = import_module("workers.llm.parsing.vllm_parser")
-        parsers: Parsers = module.VllmParsers(folder, model.served_name, names)
+        folder, name = model_folder(model), model.served_name
+        parsers: Parsers = module.VllmParsers(folder, name, names_of(model))
         return parsers
 
     return await asyncio.to_thread(load)

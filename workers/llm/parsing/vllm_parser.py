@@ -7,17 +7,16 @@ Only `load_parsers` imports it, because it imports vLLM.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser import Parser, ParserManager
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.tokenizers import get_tokenizer
+from vllm.tokenizers.hf import CachedHfTokenizer
 
 from schemas.errors import ConfigError, EngineFailed, InvalidRequest
 from schemas.model.parser_rules import NONE
@@ -32,12 +31,13 @@ from schemas.records import (
     Work,
 )
 from workers.llm.parsing.parsers import ParsedEnd
-from workers.llm.stop_strings import StopText
+from workers.llm.parsing.token_texts import KIMI, CallIds, TokenTexts
 
-_PRIMING_TOKENS = 16  # of the prompt: a decoder's spaces depend on the tokens before
-_ID_CHARS, _MISTRAL_ID_CHARS = 24, 9  # templates of Mistral's models refuse other lengths
-_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_KIMI = "kimi_k2"
+logger = logging.getLogger(__name__)
+# They log each token that they cannot read yet, with its traceback.
+logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+# Parsers that lose or garble calls if they get token by token (vLLM 0.32); they read whole answers.
+_WHOLE_ONLY = frozenset({"functiongemma", "jamba", "phi4_mini_json"})
 
 
 class VllmParsers:
@@ -46,7 +46,7 @@ class VllmParsers:
     def __init__(self, folder: Path, model_name: str, names: ParserNames) -> None:
         """Load the tokenizer of the model in `folder`; raises ConfigError."""
         self._names, self._model_name = names, model_name
-        self._tokenizer = get_tokenizer(str(folder))
+        self._tokenizer = CachedHfTokenizer.from_pretrained(folder)
         self._end_ids = _end_ids(folder, self._tokenizer)
         try:
             parser_class = ParserManager.get_parser(
@@ -66,23 +66,18 @@ class VllmParsers:
 
     def begin(self, work: Work, prompt: Sequence[int]) -> "TokenParser":
         """Return a parser for an answer, which has taken the answer's prior tokens."""
-        assert work.parsing is not None
+        parsing = work.parsing
+        assert parsing is not None
         own_prompt = list(prompt[: len(prompt) - work.prior_tokens])
         try:
-            request = _request(work.parsing, work.sampling, self._model_name)
-            kwargs = json.loads(work.parsing.template_kwargs or "null")
-            parser = self._parser_class(self._tokenizer, request.tools, chat_template_kwargs=kwargs)
-            parser.set_prompt_token_ids(own_prompt)
+            request = _request(parsing, work.sampling, self._model_name)
+            parser = self._parser(request, own_prompt, parsing.prior_calls)
             request = parser.adjust_request(request)
         except Exception as error:  # parsers of many authors read the tools
             raise InvalidRequest(f"tools: {type(error).__name__}: {str(error)[:500]}") from error
-        if self._names.tool == _KIMI:
-            state = parser._stream_state  # noqa: SLF001  # its ids count the conversation's calls
-            state.tool_call_id_type = _KIMI
-            state.history_tool_call_cnt = work.parsing.prior_calls
-            state.history_tool_call_cnt_initialized = True
         answer = TokenParser(
             parser,
+            lambda: self._parser(request, own_prompt, parsing.prior_calls),
             request,
             replace(
                 work.sampling,
@@ -90,96 +85,58 @@ class VllmParsers:
                 structured=_structured(request.structured_outputs),
             ),
             own_prompt,
-            TokenTexts(self._tokenizer, own_prompt, request, work.sampling, self._end_ids),
+            TokenTexts(
+                self._tokenizer._tokenizer,  # noqa: SLF001  # that of the package `tokenizers`
+                own_prompt,
+                work.sampling,
+                self._end_ids,
+                skips_special=request.skip_special_tokens,
+                joins_added=not request.spaces_between_special_tokens,
+            ),
             CallIds(work.request_id, self._names.tool),
+            reads_whole=self._names.tool in _WHOLE_ONLY and bool(request.tools),
         )
         answer.feed(prompt[len(own_prompt) :])
         return answer
 
-
-class CallIds:
-    """The ids of the tool calls of one answer, the same in every attempt."""
-
-    def __init__(self, request_id: str, tool_parser: str) -> None:
-        self._request_id = request_id
-        self._keeps_own = tool_parser == _KIMI  # the model reads its own ids in the next turn
-        self._is_short = tool_parser == "mistral"
-
-    def call_id(self, index: int, parser_id: str) -> str:
-        """Return the id of the call with this index; `parser_id` is the parser's own."""
-        if self._keeps_own:
-            return parser_id
-        number = int.from_bytes(blake2b(f"{self._request_id}/{index}".encode()).digest()[:20])
-        text = ""
-        for _ in range(_MISTRAL_ID_CHARS if self._is_short else _ID_CHARS):
-            number, digit = divmod(number, len(_ALPHABET))
-            text += _ALPHABET[digit]
-        return text if self._is_short else f"call_{text}"
-
-
-class TokenTexts:
-    """The text of an answer, token by token, without its stop string or end token."""
-
-    def __init__(
-        self,
-        tokenizer: Any,
-        prompt: Sequence[int],
-        request: ChatCompletionRequest,
-        sampling: Sampling,
-        end_ids: frozenset[int],
-    ) -> None:
-        self._tokenizer = tokenizer._tokenizer  # noqa: SLF001  # that of the package `tokenizers`
-        self._skips_special = request.skip_special_tokens
-        self._stream = DecodeStream(
-            ids=list(prompt[-_PRIMING_TOKENS:]), skip_special_tokens=self._skips_special
+    def _parser(
+        self, request: ChatCompletionRequest, prompt: list[int], prior_calls: int
+    ) -> Parser:
+        parser = self._parser_class(
+            self._tokenizer, request.tools, chat_template_kwargs=request.chat_template_kwargs
         )
-        self._added: Mapping[int, Any] = {}
-        if not self._skips_special and not request.spaces_between_special_tokens:
-            self._added = self._tokenizer.get_added_tokens_decoder()
-        self._after_added = False
-        self._min_tokens, self._include_stop = sampling.min_tokens, sampling.include_stop
-        end_ids = frozenset() if sampling.ignore_eos else end_ids
-        self._end_ids = end_ids | frozenset(sampling.stop_token_ids)
-        self._stops = StopText(sampling.stop, include_stop=sampling.include_stop)
-
-    def add(self, token_id: int, count: int) -> str:
-        """Return the text that is certain after one more token, the answer's `count`-th."""
-        may_stop = count > self._min_tokens
-        if token_id in self._end_ids and may_stop and not self._include_stop:
-            return ""
-        return self._stops.feed(self._decode(token_id), may_stop=may_stop)
-
-    def _decode(self, token_id: int) -> str:
-        try:
-            text = self._stream.step(self._tokenizer, token_id) or ""
-        except Exception:  # `tokenizers` raises it for text that is not valid UTF-8
-            self._stream = DecodeStream(skip_special_tokens=self._skips_special)
-            text = self._stream.step(self._tokenizer, token_id) or ""
-        if self._added:
-            token = self._added.get(token_id)
-            text = str(token.content) if token is not None and self._after_added else text
-            self._after_added = token is not None
-        return text
-
-    def flush(self) -> str:
-        """Return the text that was withheld, because it could have become a stop string."""
-        return "" if self._stops.matched_stop else self._stops.flush()
+        parser.set_prompt_token_ids(prompt)
+        if self._names.tool == KIMI:
+            state = parser._stream_state  # noqa: SLF001  # its ids count the conversation's calls
+            state.tool_call_id_type = KIMI
+            state.history_tool_call_cnt = prior_calls
+            state.history_tool_call_cnt_initialized = True
+        return parser
 
 
 class TokenParser:
-    """The parser of one answer; it implements `AnswerParser`."""
+    """The parser of one answer; it implements `AnswerParser`.
+
+    Some parsers miss calls in single tokens. If no call was found by the end, or with `reads_whole`
+    in any case, another parser reads the whole answer at its end.
+    """
 
     def __init__(
         self,
         parser: Parser,
+        another_parser: Callable[[], Parser],
         request: ChatCompletionRequest,
         sampling: Sampling,
         prompt: list[int],
         text: TokenTexts,
         call_ids: CallIds,
+        *,
+        reads_whole: bool,
     ) -> None:
         self.sampling = sampling
         self._parser, self._request, self._prompt = parser, request, prompt
+        self._another_parser, self._reads_whole = another_parser, reads_whole
+        self._pieces: list[str] = []  # of the text
         self._text, self._call_ids = text, call_ids
         self._token_ids: list[int] = []
         self._arguments: dict[int, str] = {}  # by the index of the call
@@ -190,7 +147,9 @@ class TokenParser:
         for token_id in token_ids:
             self._token_ids.append(token_id)
             text = self._text.add(token_id, len(self._token_ids))
-            deltas += self._parse(text, [token_id])
+            self._pieces.append(text)
+            if not self._reads_whole:
+                deltas += self._parse(text, [token_id])
         return deltas
 
     def _parse(
@@ -240,15 +199,39 @@ class TokenParser:
         ]
 
     def finish(self, finish_reason: str) -> ParsedEnd:
-        """End the answer; also return arguments that the parser has read and not returned."""
-        deltas = self._parse(self._text.flush(), [], finished=True)
+        """End the answer; also return calls and arguments that were read and not returned."""
+        rest = self._text.flush()
+        self._pieces.append(rest)
+        deltas = [] if self._reads_whole else self._parse(rest, [], finished=True)
         deltas += self._rest_of_arguments()
+        if self._reads_whole or (self._request.tools and not self._arguments):
+            deltas += self._missed_parts()
         is_named = not isinstance(self._request.tool_choice, str | None)
         if self._arguments and finish_reason == "stop" and not is_named:
             finish_reason = "tool_calls"
-        return ParsedEnd(
-            deltas, finish_reason, self._parser.count_reasoning_tokens(self._token_ids)
-        )
+        reasoning_tokens = self._parser.count_reasoning_tokens(self._token_ids)
+        return ParsedEnd(deltas, finish_reason, reasoning_tokens)
+
+    def _missed_parts(self) -> list[AnswerDelta]:
+        """Return the calls of the whole answer; with `reads_whole`, also all else that it has."""
+        parser, seq = self._another_parser(), len(self._token_ids)
+        try:
+            reasoning, content, calls = parser.parse(
+                "".join(self._pieces),
+                self._request,
+                enable_auto_tools=True,
+                model_output_token_ids=self._token_ids,
+            )
+        except Exception:  # the parsers that get tokens have read all the same
+            logger.exception("a parser cannot read a whole answer of %d tokens", seq)
+            return []
+        deltas: list[AnswerDelta] = []
+        if self._reads_whole:
+            texts = ((DeltaKind.REASONING, reasoning), (DeltaKind.CONTENT, content))
+            deltas += [AnswerDelta(seq=seq, kind=kind, text=text) for kind, text in texts if text]
+        for index, call in enumerate(calls or ()):
+            deltas += self._call(seq, index, call.name, call.arguments, call.id or "")
+        return deltas
 
     def _rest_of_arguments(self) -> list[AnswerDelta]:
         tool_parser = self._parser.tool_parser

@@ -201,10 +201,7 @@ class SimEngine:
             raise problem
         space = self.capability.max_model_len - len(job.prompt_tokens)
         digest = self._arena.digest(job.prompt_tokens)
-        form_digest = digest
-        if job.prior_tokens and job.sampling.structured is not None:
-            form_digest = self._arena.digest(job.prompt_tokens[: -job.prior_tokens])
-        run = make_run(job, digest, self._settings, self._vocabulary, space, form_digest)
+        run = make_run(job, digest, self._settings, self._vocabulary, space)
         if run.blocks_max(self._settings.block_size) > self._settings.kv_blocks:
             raise PromptTooLong(
                 f"{job.request_id}: expected to fit {self._settings.kv_blocks} blocks"

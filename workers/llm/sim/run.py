@@ -3,9 +3,12 @@
 from asyncio import TimerHandle
 from dataclasses import dataclass
 from enum import Enum
+from zlib import crc32
 
+from schemas.errors import InvalidRequest
 from schemas.prefix import salt_of
-from schemas.records import WireError, WorkPhase
+from schemas.records import Sampling, Structured, WireError, WorkPhase
+from schemas.rules.tokens import pack_tokens
 from workers.llm.engine import Job
 from workers.llm.sim.arena import MASK, Digest, mix
 from workers.llm.sim.batch import BatchRow
@@ -13,6 +16,8 @@ from workers.llm.sim.blocks import BlockTable
 from workers.llm.sim.moves import Moving
 from workers.llm.sim.settings import SCRIPT_MARKS, SimSettings
 from workers.llm.sim.vocabulary import Script, Vocabulary, Writer
+
+_TRIES = 64  # texts in a form, until one has only allowed tokens
 
 
 class Stage(Enum):
@@ -68,21 +73,13 @@ class SimRun(BatchRow):
 
 
 def make_run(
-    job: Job,
-    digest: Digest,
-    settings: SimSettings,
-    vocabulary: Vocabulary,
-    space_tokens: int,
-    form_digest: Digest,
+    job: Job, digest: Digest, settings: SimSettings, vocabulary: Vocabulary, space_tokens: int
 ) -> SimRun:
-    """Return the run of a job whose answer has room for `space_tokens` more tokens.
-
-    `form_digest` is that of the prompt without the answer's prior tokens, if the answer has a form.
-    """
+    """Return the run of a job whose answer has room for `space_tokens` more tokens."""
     sampling = job.sampling
     limit = min(sampling.max_tokens, space_tokens + job.prior_tokens)
     own_limit = settings.answer_tokens if not sampling.ignore_eos else 0
-    script = _script(job, form_digest, settings, vocabulary)
+    script = _script(job, settings, vocabulary, limit)
     if script:
         own_limit = len(script) if len(script) <= limit else 0
     seed = mix((sampling.seed or 0) % (1 << 64)) | 1 if sampling.temperature > 0 else 0
@@ -103,21 +100,41 @@ def make_run(
     )
 
 
-def _script(job: Job, digest: Digest, settings: SimSettings, vocabulary: Vocabulary) -> Script:
+def _script(job: Job, settings: SimSettings, vocabulary: Vocabulary, limit: int) -> Script:
     """Return the tokens of an answer that is not drawn token by token; they depend on prompt and
-    seed. The answer has a constrained form, or the prompt has its text (`sim.scripted`)."""
+    seed. The answer has a constrained form, or allowed tokens only, or the prompt has its text
+    (`sim.scripted`)."""
     sampling = job.sampling
+    prompt = job.prompt_tokens[: len(job.prompt_tokens) - job.prior_tokens]
     if settings.scripted:
-        prompt = job.prompt_tokens[: len(job.prompt_tokens) - job.prior_tokens]
         text = vocabulary.tokenizer.decode(list(prompt), skip_special_tokens=False)
         _, opening, rest = text.rpartition(SCRIPT_MARKS[0])
         if opening:
             return vocabulary.script(rest.partition(SCRIPT_MARKS[1])[0])
-    if sampling.structured is None:
+    if sampling.structured is None and not sampling.allowed_token_ids:
         return ()
+    vocab = vocabulary.tokenizer.get_vocab_size()
+    if (highest := max(sampling.allowed_token_ids, default=0)) >= vocab:
+        raise InvalidRequest(f"allowed_token_ids: expected ids below {vocab}, found {highest}")
+    base_seed = (sampling.seed or 0) if sampling.temperature > 0 else 0
+    seed = mix((base_seed + crc32(pack_tokens(prompt))) & MASK)
+    if sampling.structured is not None:
+        return _script_in_form(sampling.structured, sampling, seed, vocabulary, limit)
+    return vocabulary.allowed_script(sampling, seed, limit + 1, settings.end_every_tokens)
+
+
+def _script_in_form(
+    form: Structured, sampling: Sampling, seed: int, vocabulary: Vocabulary, limit: int
+) -> Script:
     # Imports a validator of schemas, which no other answer needs.
     from workers.llm.sim.forms.text import draw_text
 
-    base_seed = (sampling.seed or 0) if sampling.temperature > 0 else 0
-    seed = mix((base_seed + digest.tail + sum(digest.chain[-1:])) & MASK)
-    return vocabulary.script(draw_text(sampling.structured, seed))
+    allowed = frozenset(sampling.allowed_token_ids)
+    for number in range(_TRIES):
+        script = vocabulary.script(draw_text(form, (seed + number) & MASK))
+        if not allowed or allowed.issuperset(token for token, _ in script[:limit]):
+            return script
+    raise InvalidRequest(
+        f"allowed_token_ids: the simulated engine drew {_TRIES} answers in the form, and none has "
+        "only allowed tokens"
+    )

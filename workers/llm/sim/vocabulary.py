@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from schemas.errors import ConfigError
 from schemas.records import Sampling, TokenLogprob, TopLogprob
@@ -62,6 +63,28 @@ class Vocabulary:
         pieces = [text[a:b] for a, b in pairwise([0, *starts, len(text)])]
         end = (self.ids[self.size][0], "")
         return (*zip(encoded.ids, pieces, strict=True), end) if encoded.ids else (end,)
+
+    def allowed_script(
+        self, sampling: Sampling, seed: int, count: int, end_every_tokens: int
+    ) -> Script:
+        """Draw up to `count` tokens from the sampling's allowed ones; fewer if their end is drawn.
+
+        The end of sequence is drawn like that of other answers if it is allowed, or if nothing
+        else is.
+        """
+        (end,) = self.end_ids
+        word_ids = [token for token in sampling.allowed_token_ids if token != end] or [end]
+        may_end = end in sampling.allowed_token_ids
+        stream = DecodeStream(skip_special_tokens=sampling.skip_special_tokens)
+        tokens: list[tuple[int, str]] = []
+        for place in range(count):
+            raw = mix((seed + place) & MASK)
+            is_end = may_end and end_every_tokens and (raw >> 40) % end_every_tokens == 0
+            token = end if is_end else word_ids[raw % len(word_ids)]
+            if token == end and place >= sampling.min_tokens and not sampling.ignore_eos:
+                return (*tokens, (end, ""))
+            tokens.append((token, stream.step(self.tokenizer, token) or ""))
+        return tokens
 
 
 def load_vocabulary(path: str, size_max: int = _SIZE_MAX) -> Vocabulary:
@@ -151,9 +174,10 @@ class Writer:
 
     @staticmethod
     def is_needed(sampling: Sampling) -> bool:
-        """Return whether an answer has stop conditions, log-probabilities or a constrained form."""
+        """Return whether an answer has stop conditions, log-probabilities or a script."""
         asks = sampling.logprobs is not None or sampling.structured is not None
-        return bool(sampling.stop or sampling.stop_token_ids or asks)
+        ids = sampling.stop_token_ids or sampling.allowed_token_ids
+        return bool(sampling.stop or ids or asks)
 
     def latest_token(self, pick: int, token_count: int) -> tuple[int, str, str]:
         """Return id and text of the latest token, and its text with special tokens spelled out."""

@@ -60,6 +60,7 @@ def sampling_params(
         skip_special_tokens=sampling.skip_special_tokens,
         logprobs=sampling.logprobs,
         logit_bias={int(token): bias for token, bias in sampling.logit_bias.items()} or None,
+        allowed_token_ids=list(sampling.allowed_token_ids) or None,
         bad_words=list(sampling.bad_words),
         structured_outputs=_structured(sampling.structured),
         extra_args=extra or None,

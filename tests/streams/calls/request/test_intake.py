@@ -27,6 +27,7 @@ HARMLESS: list[dict[str, Any]] = [
     {"n": 1, "logit_bias": None, "response_format": {"type": "text"}, "functions": None},
     {"stream": False, "stream_options": None, "modalities": ["text"], "priority": 0},
     {"request_id": "mine", "stream_interval": 4, "logprob_token_ids": [], "vllm_xargs": {}},
+    {"allowed_token_ids": []},
 ]
 BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 2.5}, "temperature: expected less than or equal to 2"),
@@ -52,6 +53,11 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"stop": 5}, "stop: expected a string or a list of strings"),
     ({"stop": ["x"] * 17}, "stop: expected at most 16, found 17"),
     ({"stop_token_ids": [300]}, "stop_token_ids: expected token ids from 0 to 299, found 300"),
+    ({"allowed_token_ids": [7, 300]}, "allowed_token_ids: expected token ids from 0 to 299, found"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids: expected token ids from 0 to 299, found -1"),
+    ({"allowed_token_ids": [1] * 1_025}, "allowed_token_ids: expected at most 1024, found 1025"),
+    ({"allowed_token_ids": [1.5]}, "allowed_token_ids.0: expected a valid integer"),
+    ({"allowed_token_ids": "ab"}, "allowed_token_ids: expected a valid array"),
     ({"logit_bias": {"x": 1}}, "logit_bias: expected token ids from 0 to 299, found 'x'"),
     ({"logit_bias": {"1": 200}}, "logit_bias.1: expected a bias from -100 to 100, found 200"),
     ({"top_logprobs": 2}, "top_logprobs: needs logprobs=true"),
@@ -208,6 +214,7 @@ async def test_intake_writes_every_sampling_parameter() -> None:
         repetition_penalty=1.1,
         logit_bias={"007": 5},
         bad_words=["no"],
+        allowed_token_ids=[9, 4.0, 9],
         skip_special_tokens=False,
         logprobs=True,
         top_logprobs=3,
@@ -232,6 +239,7 @@ async def test_intake_writes_every_sampling_parameter() -> None:
         logprobs=3,
         logit_bias={"7": 5.0},
         bad_words=("no",),
+        allowed_token_ids=(9, 4, 9),
     )
 
 
@@ -465,16 +473,13 @@ async def test_intake_rejects_oversized_prompt_before_tokenizing(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"guided_json": "[" * 100_000},
         {"guided_json": '{"a":' * 100_000},
         {"guided_json": {"$schema": []}},
         {"guided_json": '{"const": "\\ud800"}'},
         {"guided_json": '{"const": 1e999}'},
         {"guided_regex": "a" * (REGEX_CHARS_MAX + 1)},
-        {"stop": "x" * (STOP_CHARS_MAX + 1)},
         {"stop": ["a", "x" * (STOP_CHARS_MAX + 1)]},
         {"bad_words": ["x" * (BAD_WORD_CHARS_MAX + 1)]},
-        {"chat_template_kwargs": {"messages": []}},
         {"chat_template_kwargs": {"bos_token": "x"}},
         {"chat_template_kwargs": {"raise_exception": 1}},
     ],

@@ -11,6 +11,8 @@ async def test_openapi_document_names_every_endpoint() -> None:
     assert {
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/responses",
         "/v1/responses/{response_id}",

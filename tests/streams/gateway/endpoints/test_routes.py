@@ -139,6 +139,8 @@ async def test_models_endpoint_lists_every_usable_model() -> None:
         async with gateway.client() as client:
             client.headers["authorization"] = "Bearer key"
             models = (await client.get("/v1/models")).json()["data"]
+            assert (models[0]["tool_parser"], models[0]["reasoning_parser"]) == ("none", "none")
+            assert "tool_parser" not in models[-1]
             of_collections = [] if keys else [f"{MODEL}@handbook"]
             assert [model["id"] for model in models] == [MODEL, *of_collections, "mini"]
             assert models[-1]["max_model_len"] == 256

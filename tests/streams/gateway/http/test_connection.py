@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import uvloop
@@ -157,7 +158,7 @@ async def test_bad_request_behind_stream_leaves_stream_whole(behind: bytes, stat
 
 
 @contextlib.asynccontextmanager
-async def bounded(payload: bytes, **settings: int) -> AsyncIterator[tuple[InProcessGateway, bytes]]:
+async def bounded(payload: bytes, **settings: Any) -> AsyncIterator[tuple[InProcessGateway, bytes]]:
     """What a gateway with small bounds says to these bytes, until it closes."""
     gateway = InProcessGateway(header_bytes_max=2_000, headers_max=8, **settings)
     async with serving(gateway) as url, raw_connection(url, payload) as reader:
