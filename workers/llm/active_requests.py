@@ -269,6 +269,8 @@ class ActiveRequests:
             work=work if work.probes is not None and not stream.prefill else None,
             prior_tokens=work.prior_tokens,
             prior_chars=work.prior_chars,
+            template_kwargs="" if work.parsing is None else work.parsing.template_kwargs,
+            binds_reasoning=stream.parser is not None and stream.parser.binds_reasoning,
             cache_scope=work.cache_scope,
         )
 

@@ -68,6 +68,8 @@ class Job:
     work: Work | None = None
     prior_tokens: int = 0
     prior_chars: int = 0
+    template_kwargs: str = ""  # variables of the chat template, as a JSON object, or none
+    binds_reasoning: bool = False  # the form binds from the first token on, not after reasoning
     cache_scope: str = ""  # cached blocks are shared only with jobs of the same scope
 
     @property

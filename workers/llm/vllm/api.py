@@ -18,6 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 from schemas.records import Sampling, Structured, StructuredKind, TokenLogprob, TopLogprob
+from workers.llm.engine import Job
 from workers.llm.vllm.check import request_of
 from workers.llm.vllm.prior import PRIOR_TOKENS
 
@@ -67,6 +68,15 @@ def sampling_params(
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,  # the object is used for one request only
     )
+
+
+def reasoning_arguments(job: Job) -> dict[str, Any]:
+    """Return the arguments of `generate` that say where an answer's form begins."""
+    arguments: dict[str, Any] = {"reasoning_ended": True} if job.binds_reasoning else {}
+    if job.template_kwargs:
+        kwargs = {"chat_template_kwargs": json.loads(job.template_kwargs)}
+        arguments["reasoning_parser_kwargs"] = kwargs
+    return arguments
 
 
 def _structured(constraint: Structured | None) -> StructuredOutputsParams | None:

@@ -288,10 +288,13 @@ class VllmEngine:
             stops=run.stops is None,
         )
         prompt = api.tokens_input(list(job.prompt_tokens), cache_salt=job.cache_scope or None)
+        reasoning = api.reasoning_arguments(job)
         wait_s = max(0.0, (run.awaited_ms - wall_ms()) / 1_000) if run.awaited_ms else None
         try:
             async with asyncio.timeout(wait_s) as limit:
-                async with aclosing(self._llm.generate(prompt, params, job.request_id)) as stream:
+                async with aclosing(
+                    self._llm.generate(prompt, params, job.request_id, **reasoning)
+                ) as stream:
                     async for result in stream:
                         limit.reschedule(None)
                         if not self._runs.holds(run):

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -23,10 +23,12 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from schemas.model.parser_rules import NONE
 from schemas.records import Capability
 from schemas.settings import ModelSettings
 from workers.kv.network import LOOPBACK, ucx_variables
 from workers.kv.network import variables as environment_of
+from workers.llm.parsing.parsers import names_of
 from workers.llm.vllm import preload
 from workers.llm.vllm.api import Meter, NoPrometheus
 from workers.llm.vllm.check import RETRY_MS, TRIES_MAX
@@ -128,8 +130,12 @@ def engine_args(
         "disable_log_stats": True,
         "enable_log_requests": False,
     }
-    if not Path(args["model"]).is_dir():
+    if Path(args["model"]).is_dir():
+        model = replace(model, path=args["model"])
+    else:
         args["revision"] = args["tokenizer_revision"] = model.pinned
+    if (reasoning_parser := names_of(model).reasoning) != NONE:
+        args["reasoning_parser"] = reasoning_parser  # then forms begin after the reasoning
     if step_tokens := settings.step_tokens_max(is_cpu=is_cpu):
         args["max_num_batched_tokens"] = step_tokens
     if settings.kv_cache_bytes:

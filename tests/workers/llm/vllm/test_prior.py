@@ -18,6 +18,7 @@ from workers.llm.vllm.prior import (
     splitting_prior_outputs,
     telling_prior_outputs,
 )
+from workers.models.sim import make_tokenizer
 
 WORDS = {1: "one", 2: " two", 3: " three", 4: " four", 9: "<end>"}
 
@@ -168,6 +169,62 @@ def test_vllm_has_what_is_patched() -> None:
     assert names >= {"prompt_token_ids", "output_token_ids", "sampling_params"}
     names = {entry.name for entry in dataclasses.fields(NewRequestData)}
     assert names >= {"prompt_token_ids", "prefill_token_ids", "sampling_params"}
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("thinks_in_prompt", [True, False])
+def test_real_grammar_is_in_state_of_whole_answer_after_any_token(thinks_in_prompt: bool) -> None:
+    """vLLM's own manager, grammar and reasoning parser, without an engine."""
+    import torch
+    import xgrammar
+    from transformers import PreTrainedTokenizerFast
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.v1.structured_output import StructuredOutputManager
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
+    from vllm.v1.structured_output.request import StructuredOutputRequest
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=make_tokenizer())
+    tokenizer.add_tokens(["<think>", "</think>"])
+    size = len(tokenizer)
+    manager: Any = StructuredOutputManager.__new__(StructuredOutputManager)
+    manager.reasoner_cls = ReasoningParserManager.get_reasoning_parser("deepseek_r1")
+    manager.tokenizer, manager.enable_in_reasoning = tokenizer, False
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size, stop_token_ids=[0])
+    compiled = xgrammar.GrammarCompiler(info).compile_json_schema('{"type": "object"}')
+
+    def new_grammar(*_: Any) -> Any:
+        return XgrammarGrammar(
+            matcher=xgrammar.GrammarMatcher(compiled), vocab_size=size, ctx=compiled
+        )
+
+    def new_request(tokens: list[int], prior: int) -> Any:
+        return SimpleNamespace(
+            request_id="r",
+            use_structured_output=True,
+            structured_output_request=StructuredOutputRequest(params=None),
+            prompt_token_ids=list(tokens),
+            all_token_ids=list(tokens),
+            sampling_params=penalized(prior),
+        )
+
+    def state(request: Any, grammar: Any) -> list[Any]:
+        mask = xgrammar.allocate_token_bitmask(1, size)
+        grammar.fill_bitmask(mask, 0)
+        bounds = manager._get_constraint_bounds(request, ())
+        return [torch.sum(mask).item(), mask.tolist(), bounds.constraint_start]
+
+    thought = tokenizer.encode("<think>the answer", add_special_tokens=False)
+    prompt, answer = ([1, 2, *thought], []) if thinks_in_prompt else ([1, 2], thought)
+    answer = [*answer, *tokenizer.encode('is</think>{"a": [1, "b"]}', add_special_tokens=False)]
+    whole, grammar = new_request(prompt, 0), new_grammar()
+    whole.structured_output_request.grammar = grammar
+    create = feeding_prior_tokens(new_grammar)
+    for count, token in enumerate(answer):
+        request = new_request([*prompt, *answer[:count]], count)
+        request.structured_output_request.grammar = fed_grammar = create(manager, request)
+        assert state(request, fed_grammar) == state(whole, grammar), f"after {count} tokens"
+        whole.all_token_ids.append(token)
+        assert manager.accept_tokens(whole, [token])
 
 
 def stops(prior: list[int], sent_chars: int, stop: str, **sampling: Any) -> ContinuedStops:
