@@ -66,9 +66,9 @@ class StopText:
     def _new(self, text: str) -> str:
         """Return a text without what has been shown of it, after what has not."""
         unsent, self._unsent = self._unsent, ""
-        shown = min(self._sent_chars, len(text))
-        self._sent_chars -= shown
-        return unsent + text[shown:]
+        repeated_chars = min(self._sent_chars, len(text))
+        self._sent_chars -= repeated_chars
+        return unsent + text[repeated_chars:]
 
     def _undecided(self, text: str) -> int:
         """Return the length of the longest suffix of the text that begins a stop string."""

@@ -79,7 +79,7 @@ def test_stop_text_continues_after_prior_pieces(
     pieces: list[str], stops: list[str], place: int, withheld: int, include_stop: bool
 ) -> None:
     """Also if the earlier engine has withheld more of the text, or less."""
-    shown, matched = feed_pieces(pieces, stops, include_stop=include_stop)
+    whole, matched = feed_pieces(pieces, stops, include_stop=include_stop)
     text = StopText(stops, include_stop=include_stop)
     sent_chars = max(0, len(feed_pieces(pieces[:place], stops, include_stop=include_stop)[0]))
     sent_chars = max(0, sent_chars - withheld)
@@ -89,7 +89,7 @@ def test_stop_text_continues_after_prior_pieces(
         if text.matched_stop:
             break
         rest += text.feed(piece)
-    assert (rest + text.flush(), text.matched_stop) == (shown[sent_chars:], matched)
+    assert (rest + text.flush(), text.matched_stop) == (whole[sent_chars:], matched)
 
 
 @pytest.mark.parametrize(

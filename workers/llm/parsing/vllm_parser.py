@@ -144,8 +144,7 @@ class TokenParser:
     @property
     def binds_reasoning(self) -> bool:
         """Return whether the form binds the reasoning too, and not only what follows it."""
-        ended = self._request.resolve_reasoning_ended(None, self._prompt)
-        return ended is True
+        return self._request.resolve_reasoning_ended(None, self._prompt) is True
 
     def feed(self, token_ids: Sequence[int]) -> list[AnswerDelta]:
         """Take the next tokens; return their deltas."""

@@ -20,7 +20,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 from schemas.records import Sampling, Structured, StructuredKind, TokenLogprob, TopLogprob
 from workers.llm.engine import Job
 from workers.llm.vllm.check import request_of
-from workers.llm.vllm.prior import PRIOR_TOKENS
+from workers.llm.vllm.continued.state import PRIOR_TOKENS
 
 __all__ = ["EngineDeadError", "VLLMClientError", "tokens_input"]
 

@@ -42,9 +42,9 @@ from workers.kv.block_log import BlockLog
 from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
 from workers.llm.pieces import repeated_chars, texts_of
 from workers.llm.vllm.check import HandleGate, job_problem, rest_of
+from workers.llm.vllm.continued.stops import ContinuedStops
 from workers.llm.vllm.endings import KvEndings
 from workers.llm.vllm.handover import Handover, Releases
-from workers.llm.vllm.prior import ContinuedStops
 from workers.llm.vllm.receive import Receiver
 from workers.llm.vllm.runs import ActiveRuns, Mailbox, VllmRun
 from workers.llm.vllm.settings import VllmSettings

@@ -33,7 +33,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from workers import forks
-from workers.llm.vllm import prior
+from workers.llm.vllm.continued import state
 from workers.llm.vllm.preload import BIND_VARIABLE
 
 OWNER_VARIABLE = "TRIVIUM_PLUGIN_OWNER_PID"
@@ -266,12 +266,12 @@ def keep_prior_state() -> None:
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
     for owner, name, wrap in (
-        (StructuredOutputManager, "_create_grammar", prior.feeding_prior_tokens),
-        (Scheduler, "_make_cached_request_data", prior.telling_prior_outputs),
-        (InputBatch, "add_request", prior.counting_prior_outputs),
+        (StructuredOutputManager, "_create_grammar", state.feeding_prior_tokens),
+        (Scheduler, "_make_cached_request_data", state.telling_prior_outputs),
+        (InputBatch, "add_request", state.counting_prior_outputs),
     ):
         setattr(owner, name, wrap(getattr(owner, name)))
-    NewRequestData.from_request = prior.splitting_prior_outputs(NewRequestData.from_request)
+    NewRequestData.from_request = state.splitting_prior_outputs(NewRequestData.from_request)
 
 
 def fork_children() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from schemas.errors import TriviumError
 from schemas.records import KvHandle
 from workers.llm.engine import Job, Output
-from workers.llm.vllm.prior import ContinuedStops
+from workers.llm.vllm.continued.stops import ContinuedStops
 
 _KV_FULL = 0.95
 

@@ -1,4 +1,4 @@
-"""What is restored inside vLLM, on stand-ins; on real engines: `test_engine_continuing.py`."""
+"""What is restored inside vLLM, on stand-ins; on real engines: `tests/workers/llm/continued`."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.workers.llm.engines import job
-from workers.llm.engine import Output
-from workers.llm.vllm.prior import (
+from workers.llm.vllm.continued.state import (
     PRIOR_TOKENS,
-    ContinuedStops,
     counting_prior_outputs,
     feeding_prior_tokens,
     prior_outputs_of,
@@ -19,8 +16,6 @@ from workers.llm.vllm.prior import (
     telling_prior_outputs,
 )
 from workers.models.sim import make_tokenizer
-
-WORDS = {1: "one", 2: " two", 3: " three", 4: " four", 9: "<end>"}
 
 
 @dataclass
@@ -161,14 +156,14 @@ def test_vllm_has_what_is_patched() -> None:
 
     assert arguments(StructuredOutputManager._create_grammar) == ["self", "request"]
     assert arguments(StructuredOutputManager.accept_tokens)[1:] == ["request", "new_token_ids"]
-    made = arguments(Scheduler._make_cached_request_data)
-    assert made[1:3] == ["running_reqs", "resumed_reqs"]
+    names = arguments(Scheduler._make_cached_request_data)
+    assert names[1:3] == ["running_reqs", "resumed_reqs"]
     assert arguments(InputBatch.add_request) == ["self", "request"]
     assert arguments(NewRequestData.from_request)[0] == "request"
-    names = {entry.name for entry in dataclasses.fields(CachedRequestState)}
-    assert names >= {"prompt_token_ids", "output_token_ids", "sampling_params"}
-    names = {entry.name for entry in dataclasses.fields(NewRequestData)}
-    assert names >= {"prompt_token_ids", "prefill_token_ids", "sampling_params"}
+    fields = {entry.name for entry in dataclasses.fields(CachedRequestState)}
+    assert fields >= {"prompt_token_ids", "output_token_ids", "sampling_params"}
+    fields = {entry.name for entry in dataclasses.fields(NewRequestData)}
+    assert fields >= {"prompt_token_ids", "prefill_token_ids", "sampling_params"}
 
 
 @pytest.mark.vllm
@@ -225,30 +220,3 @@ def test_real_grammar_is_in_state_of_whole_answer_after_any_token(thinks_in_prom
         assert state(request, fed_grammar) == state(whole, grammar), f"after {count} tokens"
         whole.all_token_ids.append(token)
         assert manager.accept_tokens(whole, [token])
-
-
-def stops(prior: list[int], sent_chars: int, stop: str, **sampling: Any) -> ContinuedStops:
-    tokens = [4, *prior]
-    continued = job(
-        tokens, prior_tokens=len(prior), prior_chars=sent_chars, stop=(stop,), **sampling
-    )
-    return ContinuedStops.of(continued, lambda ids: "".join(WORDS[token] for token in ids))
-
-
-def test_stop_string_that_prior_text_begins_ends_answer() -> None:
-    cut = stops([1], 2, "e tw").cut(Output(request_id="r", token_ids=[2, 3, 4]))
-    assert (cut.token_ids, cut.text) == ([2], "")
-    assert (cut.finish_reason, cut.stop_reason) == ("stop", "e tw")
-
-
-def test_withheld_text_follows_what_was_sent() -> None:
-    continued = stops([1], 2, "e tx")
-    assert continued.cut(Output(request_id="r", token_ids=[2])).text == "e two"
-    last = Output(request_id="r", token_ids=[3, 9], finish_reason="stop")
-    assert continued.cut(last).text == " three", "without the token that ended it"
-
-
-def test_minimum_of_tokens_counts_prior_ones() -> None:
-    continued = stops([1], 3, "two", min_tokens=2)
-    first = continued.cut(Output(request_id="r", token_ids=[2, 3, 2, 3]))
-    assert (first.token_ids, first.text) == ([2, 3, 2], " two three ")

@@ -1,23 +1,17 @@
 """Restores in vLLM the state that a continued answer's earlier tokens have left. Imports no vLLM.
 
-A continued answer's prior tokens are the end of the prompt, and so vLLM's state lacks them. Inside
-vLLM's processes (`plugin.py`), the grammar of the answer's form takes them before it constrains a
-token, also where reasoning precedes the form; and penalties and bad words count them as output, as
-they count those of a request that vLLM has preempted. In this process, `ContinuedStops` finds stop
-strings that the prior text has begun, instead of vLLM.
+A continued answer's prior tokens are the end of the prompt, and so vLLM's state lacks them. With
+these wrappers, which `workers/llm/vllm/plugin.py` applies inside vLLM's processes, the grammar of
+the answer's form takes the prior tokens before it constrains a token, also where reasoning precedes
+the form. Penalties and bad words count them as output, as they count those of a request that vLLM
+has preempted. Stop strings are not found inside vLLM, but by `stops.py`.
 """
 
 import copy
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
-
-from schemas.records import Sampling
-from workers.llm.engine import Job, Output
-from workers.llm.pieces import TextSteps
-from workers.llm.stop_strings import StopText
 
 PRIOR_TOKENS = "trivium_prior_tokens"  # among a request's `extra_args`: number of prior tokens
 
@@ -136,43 +130,3 @@ def _of_whole_answer(params: Any, count: int) -> Any:
     whole.min_tokens += count if whole.min_tokens else 0
     whole.max_tokens += count
     return whole
-
-
-@dataclass(slots=True)
-class ContinuedStops:
-    """Finds the stop strings of one continued answer, token by token."""
-
-    sampling: Sampling  # of the whole answer
-    stops: StopText
-    steps: TextSteps
-    tokens: int  # of the answer so far
-
-    @classmethod
-    def of(cls, job: Job, decode: Callable[[list[int]], str]) -> "ContinuedStops":
-        """Return the stops of a job after its prior tokens."""
-        tokens, count, sampling = job.prompt_tokens, job.prior_tokens, job.sampling
-        steps = TextSteps(decode, tokens[:-count])
-        stops = StopText(sampling.stop, include_stop=sampling.include_stop)
-        texts = [steps.step(token) for token in tokens[-count:]]
-        stops.take_prior(texts, min_tokens=sampling.min_tokens, sent_chars=job.prior_chars)
-        return cls(sampling, stops, steps, count)
-
-    def cut(self, output: Output) -> Output:
-        """Return an output of vLLM up to a stop string, with the text that is certain."""
-        text, tokens = "", output.token_ids
-        is_ended = output.finish_reason == "stop"  # by its last token, whose text is left out
-        unshown = len(tokens) if is_ended and not self.sampling.include_stop else 0
-        for at, token in enumerate(tokens, 1):
-            self.tokens += 1
-            piece = "" if at == unshown else self.steps.step(token)
-            text += self.stops.feed(piece, may_stop=self.tokens > self.sampling.min_tokens)
-            if self.stops.matched_stop:
-                return replace(
-                    output,
-                    token_ids=tokens[:at],
-                    logprobs=output.logprobs[:at],
-                    text=text,
-                    finish_reason="stop",
-                    stop_reason=self.stops.matched_stop,
-                )
-        return replace(output, text=text + self.stops.flush() if output.finish_reason else text)
