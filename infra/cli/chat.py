@@ -1,6 +1,7 @@
 """Implements `trivium chat`: a conversation in the terminal, over the gateway's OpenAI API."""
 
 import json
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -101,7 +102,8 @@ def _inputs(message: str | None) -> Iterator[str]:
 
 def _turn(client: Any, body: dict[str, Any], *, show: bool) -> dict[str, Any]:
     """Stream one answer, shown in the terminal if `show`; return it with its times."""
-    began_s, first_s, text, tokens = time.monotonic(), 0.0, "", 0
+    began_s, first_s, tokens = time.monotonic(), 0.0, 0
+    content, reasoning = "", ""
     placement: dict[str, Any] = {}
     options = {"stream_options": {"include_usage": True}}
     with client.stream("POST", "/v1/chat/completions", json={**body, **options}) as answer:
@@ -112,19 +114,35 @@ def _turn(client: Any, body: dict[str, Any], *, show: bool) -> dict[str, Any]:
             placement = event.get("trivium") or placement
             tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
             for choice in event.get("choices", ()):
+                thought = choice["delta"].get("reasoning") or ""
                 piece = choice["delta"].get("content") or ""
-                if piece and not first_s:
+                if (thought or piece) and not first_s:
                     first_s = time.monotonic() - began_s
-                text += piece
                 if show:
-                    print(printable(piece, "\n\t"), end="", flush=True)
+                    _print_pieces(thought, piece, ends_reasoning=not content and bool(reasoning))
+                reasoning, content = reasoning + thought, content + piece
     return {
-        "text": text,
+        "text": content,
+        **({"reasoning": reasoning} if reasoning else {}),
         "completion_tokens": tokens,
         "first_token_ms": round(first_s * 1000, 1),
         "total_ms": round((time.monotonic() - began_s) * 1000, 1),
         **placement,
     }
+
+
+def _print_pieces(thought: str, piece: str, *, ends_reasoning: bool) -> None:
+    """Print what is new of an answer: its reasoning to standard error, and its text."""
+    if thought:
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False)
+        console.print(printable(thought, "\n\t"), style="dim", markup=False, end="", soft_wrap=True)
+        ends_reasoning = True
+    if piece:
+        if ends_reasoning:
+            print(file=sys.stderr)
+        print(printable(piece, "\n\t"), end="", flush=True)
 
 
 def _print_where(turn: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ class DemoTurn:
 
     question: str
     answer: str = ""
+    reasoning: str = ""
     first_token_ms: float = 0.0
     events: int = 0  # events with text
     is_finished: bool = False
@@ -77,9 +78,11 @@ async def ask(
             turn.metadata = event.get("trivium") or turn.metadata
             turn.usage = event.get("usage") or turn.usage
             for choice in event.get("choices", []):
-                if text := choice["delta"].get("content"):
+                content = choice["delta"].get("content") or ""
+                if text := (choice["delta"].get("reasoning") or "") + content:
                     turn.first_token_ms = turn.first_token_ms or (time.monotonic() - began_s) * 1000
-                    turn.answer += text
+                    turn.answer += content
+                    turn.reasoning += text.removesuffix(content)
                     turn.events += 1
                     if on_token is not None:
                         await on_token(turn.events)

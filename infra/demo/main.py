@@ -163,7 +163,7 @@ async def _conversation(
         turn = await ask(client, model, messages, ANSWER_TOKENS, f"demo-{number}")
         messages.append({"role": "assistant", "content": turn.answer})
         _print_question(console, f"conversation {number}, turn {place}", question)
-        print_indented(console, turn.answer, "green")
+        print_indented(console, turn.answer or turn.reasoning, "green")
         _print_placement(console, turn)
 
 

@@ -18,7 +18,8 @@ _NAME_CHARS = 16
 _HASH_BYTES = 8
 TOKENS = frozenset({"prompt_tokens", "tokens", "lead", "joint", "trail", "tail"})
 TEXTS = frozenset(
-    {"query", "filter", "text", "title", "source", "stop", "bad_words", "value", "message"}
+    "query filter text title source stop bad_words value message tools tool_choice "
+    "template_kwargs".split()
 )
 DIGESTS = frozenset({"content"})  # not keyed: a reader with the text could compute them
 _SCOPES = frozenset({"session_id", "tenant", "cache_scope"})

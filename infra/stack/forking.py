@@ -11,8 +11,8 @@ from pathlib import Path
 from infra.processes.fork_server import ForkServer
 from infra.stack.configuration import ENGINE_SECTIONS, Settings
 from infra.stack.plan import WORKER_ROLES, StackPlan, engine_environ, environ
+from schemas.model.parsers import NO_PARSERS, known_parsers
 from schemas.sections import build
-from workers.llm.parsing.parsers import has_parsers
 from workers.llm.vllm import preload
 
 _COMMAND = "infra.cli.operate.single_process"
@@ -31,7 +31,7 @@ def fork_servers(plan: StackPlan, settings: Settings, folder: Path) -> dict[str,
     present, engine = {name.partition("-")[0] for name in plan.names()}, settings.worker.engine
     engines = present & set(WORKER_ROLES)
     small = {which: modules for which, modules in _SMALL.items() if which in present}
-    parses = bool(engines) and has_parsers(settings.model)
+    parses = bool(engines) and known_parsers(settings.model) != NO_PARSERS
     if engine == "sim" and not parses:
         small |= dict.fromkeys(engines, _SIMULATED)
     modules = dict.fromkeys(name for group in small.values() for name in group)

@@ -123,8 +123,8 @@ class Stack:
         self._files.lock()
         self._listen()  # at once: a port that is taken is reported before anything starts
         self._spawn(self._write_state())
-        self._start_forks()  # first: their imports take longest
-        await self._resolve_model()
+        await self._resolve_model()  # its parsers decide what fork servers import
+        self._start_forks()  # before the broker: their imports take longest
         end_s = time.monotonic() + timeout_s
         await self._start_broker()
         await self._retry_until(lambda: create_topics(self.settings.log), end_s)

@@ -25,7 +25,7 @@ from schemas.records import (
 from schemas.rules.tokens import token_count
 from streams.core.requests.live import may_cancel
 
-CANDIDATES_SHOWN = 6
+CANDIDATES_SHOWN, CALLS_SHOWN, EXCERPT_CHARS = 6, 8, 120
 _ROUNDING = 1e-6
 _NO_HOME = (Reason.FIRST_TURN, Reason.SESSION_WORKER_GONE)
 _NO_ROOM = (Reason.SESSION_WORKER_FULL, Reason.PREFILL_QUEUE_LONG)
@@ -86,6 +86,8 @@ def _request_step(request: Request) -> StoryStep:
         what += f", wishes {name} {wish}" if wish else ""
     if request.retrieval is not None:
         what += searches.wish(request.retrieval, request.arrived_ms)
+    if request.parsing is not None and request.parsing.tools:
+        what += f", tool choice {request.parsing.tool_choice}"
     return StoryStep(request.arrived_ms, request.gateway_id, what, "request")
 
 
@@ -259,7 +261,7 @@ def _tokens(story: Story) -> Iterator[StoryStep]:
         return
     first, last, count = story.rows[0], story.rows[-1], len(story.token_ids)
     yield StoryStep(first.at_ms, first.worker_id, "first token on its way", "tokens")
-    if count > 1:
+    if count > 1 or story.request.parsing is not None:
         frames = "1 frame" if first is last else f"{len(story.rows)} frames"
         what = f"{count} tokens in {frames}, TPOT {story.tpot_ms or 0:.2f} ms"
         if story.repeated_rows:
@@ -267,7 +269,29 @@ def _tokens(story: Story) -> Iterator[StoryStep]:
         if story.differs_at is not None:
             what += f"; repeated otherwise from token {story.differs_at} on"
         took_ms = story.last_token_ms - first.at_ms
-        yield StoryStep(story.last_token_ms, last.worker_id, what, "tokens", took_ms)
+        details = tuple(_parsed_lines(story))
+        yield StoryStep(story.last_token_ms, last.worker_id, what, "tokens", took_ms, details)
+
+
+def _parsed_lines(story: Story) -> Iterator[str]:
+    """Yield what the worker's parsers made of the answer; nothing if it is text."""
+    if story.request.parsing is None:
+        return
+    answer = story.answer
+    if answer.reasoning:
+        count = f" ({story.reasoning_tokens} tokens)" if story.reasoning_tokens else ""
+        yield f"reasoning{count}: {_excerpt(answer.reasoning)}"
+    if answer.content:
+        yield f"content: {_excerpt(answer.content)}"
+    for call in list(answer.calls.values())[:CALLS_SHOWN]:
+        yield f"calls {call.name} ({call.call_id}): {_excerpt(call.arguments)}"
+    if len(answer.calls) > CALLS_SHOWN:
+        yield f"and {len(answer.calls) - CALLS_SHOWN} calls more"
+
+
+def _excerpt(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= EXCERPT_CHARS else f"{line[:EXCERPT_CHARS]}…"
 
 
 def _outcome_step(outcome: Outcome, story: Story) -> StoryStep:

@@ -28,6 +28,7 @@ from schemas.records import (
 from schemas.rules.outcomes import counting_outcome
 from schemas.rules.pairs import is_paired
 from schemas.rules.tokens import token_count
+from streams.calls.stream.parsed import ParsedAnswer, answer_of, deltas_by_row
 from streams.calls.stream.stream import Stream
 
 
@@ -58,6 +59,8 @@ class Story:
     differs_at: int | None = None  # the first token that a repetition changed
     repeated_rows: int = 0  # from a later attempt, or a paired worker
     outcome: Outcome | None = None
+    answer: ParsedAnswer = field(default_factory=ParsedAnswer)  # as far as it is on the log
+    reasoning_tokens: int = 0  # of a parsed answer that has ended
 
     @property
     def first_token_ms(self) -> int:
@@ -119,6 +122,12 @@ class Story:
                 "repeated_rows": self.repeated_rows,
                 "differs_at": self.differs_at,
             },
+            "answer": {
+                "content": self.answer.content,
+                "reasoning": self.answer.reasoning,
+                "reasoning_tokens": self.reasoning_tokens,
+                "tool_calls": [call.to_json() for call in self.answer.calls.values()],
+            },
             "kv_bytes": self.kv_bytes,
             "outcome": to_dict(self.outcome) if self.outcome is not None else None,
         }
@@ -145,6 +154,9 @@ def build_stories(requests: Iterable[Request], records: Iterable[Any]) -> dict[s
     for request_id, stream in streams.items():
         stories[request_id].repeated_rows = stream.repeated_rows
         stories[request_id].differs_at = stream.differs_at
+        stories[request_id].answer = answer_of(stream)
+        if stream.end is not None:
+            stories[request_id].reasoning_tokens = stream.end.reasoning_tokens
     return stories
 
 
@@ -172,6 +184,7 @@ def _fold(story: Story, record: Any) -> None:
 
 def _fold_frame(stories: dict[str, Story], streams: dict[str, Stream], frame: TokenFrame) -> None:
     place = 0
+    deltas = deltas_by_row(frame)
     columns = (frame.request_ids, frame.attempts, frame.first_seqs, frame.first_chars)
     for request_id, attempt, seq, char, count, text in zip(
         *columns, frame.token_counts, frame.texts, strict=True
@@ -181,7 +194,8 @@ def _fold_frame(stories: dict[str, Story], streams: dict[str, Stream], frame: To
         stream = streams.get(request_id)
         if stream is None:
             continue
-        new = stream.push(attempt, seq, char, count, text, tokens)
+        row_deltas = deltas.get((request_id, attempt, seq), ())
+        new = stream.push(attempt, seq, char, count, text, tokens, deltas=row_deltas)
         if new:
             story = stories[request_id]
             story.rows.append(TokenRow(frame.at_ms, frame.worker_id, new))

@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from schemas.errors import ConfigError
 from schemas.model.files import model_folder, read_json, template_source_of
@@ -71,6 +71,19 @@ def guess(template: str, config: Mapping[str, Any]) -> ParserNames:
     """
     plain, kind = template.replace('\\"', '"'), _kind(config)
     return ParserNames(tool=tool_rule(plain, kind), reasoning=reasoning_rule(plain, kind))
+
+
+NO_PARSERS: Final = ParserNames(tool=NONE, reasoning=NONE)
+
+
+def known_parsers(model: ModelSettings) -> ParserNames:
+    """Return the parsers of a model without a download; none if only files that are not here would
+    tell. Raise ConfigError."""
+    folder = Path(model.path)
+    has_files = bool(model.path) and folder.is_dir()
+    settings = (model.tool_parser, model.reasoning_parser)
+    tool, reasoning = (NONE if name == AUTO and not has_files else name for name in settings)
+    return resolve(tool, reasoning, folder)
 
 
 def parsers_of(model: ModelSettings) -> ParserNames:

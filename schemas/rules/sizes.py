@@ -6,10 +6,11 @@ handle of a phase or outcome, and the prior answer that it continues. So request
 the largest report and answer, and for the tokens that may be inserted into their prompts, and all
 other names, headers and errors of a record fit into REST_BYTES_MAX. Then no record that follows
 from an accepted one can be too large. Hits repeat the names of their retrieval, which are bounded
-likewise. `LogProducer.send` checks records that leave a process, and readers of other processes'
-records check again. Decoding a record of many empty items takes 0.2 to 0.6 s per MB, and blocks the
-event loop; so `Codec.decode` refuses, by their bytes alone, kinds that have many readers and are
-never large. Nothing here does I/O.
+likewise. A frame has at least one row or end of an answer, whose deltas are bounded, and further
+ones as long as they fit. `LogProducer.send` checks records that leave a process, and readers of
+other processes' records check again. Decoding a record of many empty items takes 0.2 to 0.6 s per
+MB, and blocks the event loop; so `Codec.decode` refuses, by their bytes alone, kinds that have many
+readers and are never large. Nothing here does I/O.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from typing import Any, get_type_hints
 
 from schemas.errors import RecordTooLarge
 from schemas.records import (
+    AnswerDelta,
     AssignRoles,
     Cancellation,
     CancelWork,
@@ -46,6 +48,7 @@ REST_BYTES_MAX = 64 << 10
 PRIOR_BYTES_MAX = 256 << 10  # of an answer's tokens that a later attempt continues
 REQUEST_BYTES_MAX = RECORD_BYTES_MAX - REPORT_BYTES_MAX - PRIOR_BYTES_MAX - REST_BYTES_MAX
 FRAME_BYTES_MAX = 1 << 20  # of a token frame; `workers/llm/frames.py` splits; a row may be larger
+DELTAS_BYTES_MAX = 2 << 20  # of what one output of an engine, or the end, adds to a parsed answer
 JOURNAL_LINES_MAX = 10_000  # of a batch; with topics' names of 249 characters, the longest, 3 MB
 JOURNAL_BYTES_MAX = 1 << 20  # of records in a batch, and of a part of a snapshot
 FLEET_BYTES_MAX = 256 << 10  # of a member's record, most of which is its collections
@@ -116,6 +119,19 @@ def check_size(record: Any, record_bytes: int) -> None:
             longest = max(longest, len(handle.worker_id))
     if longest > NAME_CHARS_MAX:
         raise RecordTooLarge(f"{kind.__name__}: expected names of at most {NAME_CHARS_MAX} chars")
+
+
+def check_deltas(request_id: str, deltas: Sequence[AnswerDelta]) -> None:
+    """Raise RecordTooLarge for deltas that fit into no frame: one frame has all of a token's."""
+    chars = sum([len(delta.text) + len(delta.name) for delta in deltas])
+    if chars <= DELTAS_BYTES_MAX // 4:  # nearly always; a character has at most 4 bytes
+        return
+    delta_bytes = sum([len((delta.text + delta.name).encode()) for delta in deltas])
+    if delta_bytes > DELTAS_BYTES_MAX:
+        raise RecordTooLarge(
+            f"request {request_id[:64]}: expected at most {DELTAS_BYTES_MAX} bytes of a tool call "
+            f"at once, found {delta_bytes}; ask for shorter arguments"
+        )
 
 
 def is_collection(name: str) -> bool:

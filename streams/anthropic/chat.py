@@ -81,10 +81,11 @@ def _thinking(config: ThinkingConfig | None, variables: Any) -> dict[str, Any]:
 def _tools(tools: Sequence[dict[str, Any]], choice: ToolChoice | None) -> dict[str, Any]:
     """Return the tools and the choice between them in a chat's form."""
     functions = [_function(tool, f"tools.{i}") for i, tool in enumerate(tools)]
-    names = [function["name"] for function in functions]
-    for i, name in enumerate(names):
-        if name in names[:i]:
+    names = set[str]()
+    for i, function in enumerate(functions):
+        if (name := function["name"]) in names:
             raise InvalidRequest(f"tools.{i}.name: {name!r} is a tool already", f"tools.{i}.name")
+        names.add(name)
     if not functions:
         if choice is not None and choice.type in ("any", "tool"):
             raise InvalidRequest("tool_choice: expected tools to choose from, found none", "tools")

@@ -52,7 +52,7 @@ def _append(messages: list[Json], message: Json) -> None:
     last = messages[-1]
     for field in ("content", "tool_calls"):
         if field in message:
-            last[field] = [*last.get(field, ()), *message[field]]
+            last.setdefault(field, []).extend(message[field])
     if "reasoning" in message:
         last["reasoning"] = last.get("reasoning", "") + message["reasoning"]
 

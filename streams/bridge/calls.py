@@ -12,13 +12,8 @@ from pydantic import ValidationError
 from schemas.errors import InvalidRequest
 from streams.calls.embedding import EmbeddingsBody, inputs_of
 from streams.calls.errors import from_validation, shorten
-from streams.calls.request.body import (
-    EMBEDDING_NEUTRAL,
-    Body,
-    ChatBody,
-    CompletionBody,
-    refuse_extras,
-)
+from streams.calls.request.body import Body, ChatBody, CompletionBody
+from streams.calls.request.refused import EMBEDDING_REFUSED, refuse_extras
 from streams.calls.request.responses_body import ResponsesBody, refuse_fields
 from streams.openai.batches import lines
 from streams.openai.responses.call import ResponseCall
@@ -98,6 +93,6 @@ def _response(body: Json) -> ResponseCall:
 
 def _embeddings(body: Json) -> EmbeddingsBody:
     call = _parsed(EmbeddingsBody, body)
-    refuse_extras(call.model_extra, EMBEDDING_NEUTRAL)
+    refuse_extras(call.model_extra, EMBEDDING_REFUSED)
     inputs_of(call.input)
     return call

@@ -37,10 +37,11 @@ from streams.bridge.turns.slots import Slots
 from streams.calls.embedding import EmbeddingsBody, embed_texts, vectors_body
 from streams.calls.ids import RESPONSE_PREFIX, Conversation, derive_ids
 from streams.calls.process import CallProcess
-from streams.calls.request.body import ChatBody
+from streams.calls.request.body import ChatBody, CompletionBody
 from streams.calls.request.intake import CallIntake, take_in_body
 from streams.calls.requests import CallOptions, Inquiry, requests_of
 from streams.calls.stream.answers import call_error
+from streams.calls.stream.chunks import whole_answer
 from streams.calls.stream.event_id import StreamKey
 from streams.calls.stream.hub import Call
 from streams.log.clock import wall_ms
@@ -144,7 +145,7 @@ class Submitter:
                 tries=prompt.tries,
             )
             if question.response is None:
-                return answer
+                return await self._with_echo(prompt, answer, call)
             return replace(answer, body=await self._response(prompt, question.response, call))
         except TriviumError as error:
             return error
@@ -154,6 +155,15 @@ class Submitter:
         record = response.record(await self._intake(prompt), call.key)
         name = RESPONSE_PREFIX + record.request_id  # the record is not stored
         return whole_of(Form(name, record), call).decode()
+
+    async def _with_echo(self, prompt: PendingPrompt, answer: Answer, call: Call) -> Answer:
+        """Return the answer; its body repeats the prompt if that asks for it. The bridge that sent
+        the prompt may have been another one."""
+        body = prompt.question and prompt.question.body
+        if answer.body is None or not isinstance(body, CompletionBody) or not body.echo:
+            return answer
+        echoes = (await self._intake(prompt)).echoes
+        return replace(answer, body=whole_answer(call.key, call.streams, echoes=echoes).decode())
 
     async def _intake(self, prompt: PendingPrompt) -> CallIntake:
         """Return the prompt's call, checked and tokenized."""

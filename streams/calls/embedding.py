@@ -12,7 +12,7 @@ from schemas.errors import InvalidRequest, UnknownModel
 from schemas.rules.sizes import TEXTS_MAX
 from streams.calls.errors import shorten
 from streams.calls.log.pool import RetrievalPool
-from streams.calls.request.body import PromptField, StrictBody, Whole, whole_numbers
+from streams.calls.request.body import PromptField, StrictBody, Strings, Whole, whole_numbers
 from streams.log.retrieval.embedding import EmbeddedTexts, Texts
 
 TEXT_CHARS_MAX = 65_536  # of each text: embedding models read its beginning only
@@ -43,6 +43,30 @@ class RerankBody(StrictBody):
     cache_salt: str | None = None  # ignored: vectors are not cached by caller
 
 
+class ScoreBody(StrictBody):
+    """The body of POST /score: two fields, each a text or several, in one of vLLM's forms."""
+
+    model: str | None = None
+    queries: Strings = None
+    documents: Strings = None
+    items: Strings = None
+    text_1: Strings = None
+    text_2: Strings = None
+    data_1: Strings = None
+    data_2: Strings = None
+    user: str | None = None
+    cache_salt: str | None = None  # ignored: vectors are not cached by caller
+
+
+# The names of the two fields of a score.
+_SCORED = (
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("text_1", "text_2"),
+    ("data_1", "data_2"),
+)
+
+
 def inputs_of(value: Any) -> Texts:
     """Return the texts of an `input`, or the token ids of each text; raises InvalidRequest."""
     texts = [value] if isinstance(value, str) else value
@@ -68,6 +92,46 @@ def texts_to_rank(body: RerankBody) -> list[str]:
             for i, document in enumerate(body.documents)
         ),
     ]
+
+
+def texts_to_score(body: ScoreBody) -> tuple[list[str], list[str]]:
+    """Return the texts that are compared: one with each of the others, or as many pairwise; raises
+    InvalidRequest."""
+    set_names = {name for names in _SCORED for name in names if getattr(body, name) is not None}
+    names = next((pair for pair in _SCORED if set(pair) == set_names), None)
+    if names is None:
+        raise InvalidRequest(
+            "queries: expected queries and documents, or queries and items, text_1 and text_2, or "
+            f"data_1 and data_2, found {', '.join(sorted(set_names)) or 'none of them'}",
+            "queries",
+        )
+    firsts, seconds = (_texts(getattr(body, name), name) for name in names)
+    if len(firsts) not in (1, len(seconds)):
+        raise InvalidRequest(
+            f"{names[1]}: expected as many texts as {names[0]}, or one there, found {len(seconds)} "
+            f"for {len(firsts)}",
+            names[1],
+        )
+    if len(firsts) + len(seconds) > TEXTS_MAX:
+        raise InvalidRequest(
+            f"{names[1]}: expected at most {TEXTS_MAX} texts with {names[0]}, found "
+            f"{len(firsts) + len(seconds)}",
+            names[1],
+        )
+    return firsts, seconds
+
+
+def _texts(value: Any, name: str) -> list[str]:
+    texts = value if isinstance(value, list) else [value]
+    if not texts:
+        raise InvalidRequest(f"{name}: expected a text or several, found {shorten(value)}", name)
+    wheres = [f"{name}.{i}" for i in range(len(texts))] if texts is value else [name]
+    return [_text(text, where) for text, where in zip(texts, wheres, strict=True)]
+
+
+def similarities(result: EmbeddedTexts, firsts: int) -> Any:
+    """Return the cosine similarity of the first texts, one or all, with each of the others."""
+    return (result.vectors[:firsts] * result.vectors[firsts:]).sum(axis=1)
 
 
 def _text(value: Any, where: str) -> str:

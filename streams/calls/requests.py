@@ -100,6 +100,7 @@ async def accept(calls: CallsInFlight, caller: Caller, inquiry: Inquiry) -> Call
         abort_connection=caller.abort_connection,
         tolerates_difference=calls.tolerates_difference,
     )
+    call.echoes = intake.echoes
     for request in requests:
         call.add(request.request_id, request.choice)
     calls.hold(call)

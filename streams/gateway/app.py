@@ -31,7 +31,13 @@ from streams.calls.log.turns import TurnTopic
 from streams.calls.process import CallProcess, load_model
 from streams.calls.request.search import collection_of
 from streams.gateway.endpoints.docs_page import DocsPage
-from streams.gateway.endpoints.embeddings import embeddings, rerank
+from streams.gateway.endpoints.embeddings import (
+    RERANK_PATHS,
+    SCORE_PATHS,
+    embeddings,
+    rerank,
+    score,
+)
 from streams.gateway.endpoints.generate import generate
 from streams.gateway.endpoints.messages import (
     COUNT_TOKENS,
@@ -72,7 +78,8 @@ def create_app(gateway: Gateway) -> RootApp:
         "/v1/chat/completions": endpoint("chat", partial(generate, gateway, Endpoint.CHAT)),
         "/v1/completions": endpoint("completion", partial(generate, gateway, Endpoint.COMPLETION)),
         "/v1/embeddings": endpoint("embeddings", partial(embeddings, *vectors)),
-        "/v1/rerank": endpoint("rerank", partial(rerank, *vectors)),
+        **dict.fromkeys(RERANK_PATHS, endpoint("rerank", partial(rerank, *vectors))),
+        **dict.fromkeys(SCORE_PATHS, endpoint("score", partial(score, *vectors))),
         "/v1/responses": endpoint("responses", partial(create, gateway)),
         MESSAGES: endpoint("messages", partial(create_message, gateway), message_error),
         COUNT_TOKENS: endpoint("count_tokens", partial(count_tokens, gateway), message_error),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.anthropic.body import CountTokensBody, MessagesBody
-from streams.calls.embedding import EmbeddingsBody, RerankBody
+from streams.calls.embedding import EmbeddingsBody, RerankBody, ScoreBody
 from streams.calls.request.body import ChatBody, CompletionBody, TokenizeBody
 from streams.calls.request.responses_body import ResponsesBody
 from tests.fuzz.strategies import JSON, changed_bytes, examples, text_of
@@ -25,6 +25,7 @@ PATHS: dict[str, tuple[dict[str, Any], Any]] = {
     "/tokenize": ({"prompt": "x"}, TokenizeBody),
     "/v1/embeddings": ({"model": "letters", "input": ["x"]}, EmbeddingsBody),
     "/v1/rerank": ({"model": "letters", "query": "x", "documents": ["y"]}, RerankBody),
+    "/score": ({"model": "letters", "text_1": "x", "text_2": ["y"]}, ScoreBody),
 }
 HEADERS = (
     *("x-session-id", "x-priority", "x-deadline-ms", "x-trivium-weights", "x-trivium-policy"),

@@ -46,6 +46,7 @@ from schemas.records import (
 )
 from schemas.rules.pairs import is_paired
 from schemas.rules.phases import phase_of
+from schemas.rules.sizes import check_deltas
 from schemas.rules.tokens import token_array
 from schemas.rules.trace import trace_of
 from streams.log.clients import Headers
@@ -340,6 +341,7 @@ class ActiveRequests:
             if stream.parser is not None:
                 try:
                     text, deltas = "", stream.parser.feed(token_ids)
+                    check_deltas(stream.request_id, deltas)
                 except TriviumError as error:
                     self._give_back_one(stream, error.to_wire(), now_ms)
                     continue

@@ -30,6 +30,7 @@ from streams.log.clients import Headers
 
 _ROW_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES, _DELTA_BYTES = 64, 5, 24, 24  # at most, without texts
 _CHAR_BYTES = 4
+_ROW_BYTES_MAX = FRAME_BYTES_MAX // 2  # no more tokens join a row whose texts may be as large
 FrameReport = tuple[Outcome | Phase, Headers]
 
 
@@ -54,6 +55,7 @@ class _Row:
     text: str
     logprobs: Sequence[TokenLogprob] = ()
     deltas: list[AnswerDelta] = field(default_factory=list)
+    delta_bytes: int = 0  # at most
 
     def joins(self, attempt: int, seq: int, char: int) -> bool:
         """Return whether tokens that begin at this position continue the row."""
@@ -61,6 +63,7 @@ class _Row:
             self.attempt == attempt
             and self.seq + len(self.ids) == seq
             and self.char + len(self.text) == char
+            and self.delta_bytes + _CHAR_BYTES * len(self.text) < _ROW_BYTES_MAX
         )
 
     def bytes_max(self) -> int:
@@ -70,9 +73,7 @@ class _Row:
         for token in self.logprobs:
             chars += len(token.token) + sum([len(top.token) for top in token.top])
             parts += 1 + len(token.top)
-        for delta in self.deltas:
-            chars += len(delta.text) + len(delta.call_id) + len(delta.name)
-        tokens = _TOKEN_BYTES * len(self.ids) + _DELTA_BYTES * len(self.deltas)
+        tokens = _TOKEN_BYTES * len(self.ids) + self.delta_bytes
         return _ROW_BYTES + tokens + _CHAR_BYTES * chars + _LOGPROB_BYTES * parts
 
 
@@ -92,8 +93,8 @@ class FrameColumns:
         self._first: dict[str, _Row] = {}
         self._starts: list[StreamStart] = []
         self._notices: list[StreamRetrieved] = []
-        self._ends: list[StreamEnd] = []
-        self._reports: list[FrameReport] = []
+        # Ends of streams, None for a phase, with the reports that follow them.
+        self._endings: list[tuple[StreamEnd | None, FrameReport]] = []
 
     @property
     def streams(self) -> int:
@@ -155,6 +156,7 @@ class FrameColumns:
         """Add the deltas of the tokens just added."""
         row = self._first.get(request_id) or self._later[request_id]
         row.deltas += deltas
+        row.delta_bytes += _bytes_of(deltas)
 
     def add_logprobs(self, request_id: str, tokens: Sequence[TokenLogprob]) -> None:
         """Add log-probabilities to the row just added, and close it."""
@@ -162,18 +164,17 @@ class FrameColumns:
 
     def end(self, end: StreamEnd, outcome: Outcome, headers: Headers) -> None:
         """Add the end of a stream to the next frame, and its outcome."""
-        self._ends.append(end)
-        self._last(end.request_id, (outcome, headers))
+        self._last(end.request_id, end, (outcome, headers))
 
     def report(self, phase: Phase, headers: Headers) -> None:
         """Add a phase that must not be written before the tokens so far are in the log."""
-        self._last(phase.request_id, (phase, headers))
+        self._last(phase.request_id, None, (phase, headers))
 
-    def _last(self, request_id: str, report: FrameReport) -> None:
+    def _last(self, request_id: str, end: StreamEnd | None, report: FrameReport) -> None:
         if not self.dirty:
             self._frames.touch(self)
         self._close(request_id)
-        self._reports.append(report)
+        self._endings.append((end, report))
         self._urge()
 
     def take(self, worker_id: str, now_ms: int, *, later: bool) -> OutgoingFrame:
@@ -188,15 +189,17 @@ class FrameColumns:
             self._later = {}
         fit = _fit(rows)
         rest = rows[fit:]
-        ends, reports = ([], []) if rest else (self._ends, self._reports)
+        fit_ends = 0 if rest else _fit_ends(rows, self._endings)
+        endings, rest_endings = self._endings[:fit_ends], self._endings[fit_ends:]
+        ends = [end for end, _ in endings if end is not None]
         frame = _frame(worker_id, now_ms, rows[:fit], self._starts, ends, self._notices)
+        reports = [report for _, report in endings]
         batch = OutgoingFrame(partition=self.partition, frame=frame, reports=reports)
-        if rest:
-            self._closed, self._first, self._starts, self._notices = rest, {}, [], []
+        self._reset()
+        if rest or rest_endings:
+            self._closed, self._endings = rest, rest_endings
             self._urge()
-        else:
-            self._reset()
-        self.dirty = bool(rest or self._later)
+        self.dirty = bool(rest or rest_endings or self._later)
         return batch
 
 
@@ -210,6 +213,25 @@ def _fit(rows: Sequence[_Row]) -> int:
         if bytes_left < 0 < number:
             return number
     return len(rows)
+
+
+def _fit_ends(rows: Sequence[_Row], endings: Sequence[tuple[StreamEnd | None, FrameReport]]) -> int:
+    """Return how many of the ends fit into one frame with the rows; at least one."""
+    delta_bytes = [0 if end is None else _bytes_of(end.deltas) for end, _ in endings]
+    if not any(delta_bytes):
+        return len(endings)
+    bytes_left = FRAME_BYTES_MAX - sum([row.bytes_max() for row in rows])
+    for number, size in enumerate(delta_bytes):
+        bytes_left -= size
+        if bytes_left < 0 < number:
+            return number
+    return len(endings)
+
+
+def _bytes_of(deltas: Sequence[AnswerDelta]) -> int:
+    """Return an upper bound of the bytes of deltas in a frame."""
+    chars = sum([len(delta.text) + len(delta.call_id) + len(delta.name) for delta in deltas])
+    return _DELTA_BYTES * len(deltas) + _CHAR_BYTES * chars
 
 
 def _frame(

@@ -26,6 +26,7 @@ from schemas.records import (
 )
 from schemas.rules.pairs import is_paired
 from schemas.rules.phases import phase_of
+from schemas.rules.sizes import check_deltas
 from streams.log.clients import Headers
 from workers.llm.engine import Output, ProbeTotals
 from workers.llm.frames import FrameColumns
@@ -279,7 +280,7 @@ def finish(
     """Return the records for the last output of a job: a hand-over, a complete answer or a failure.
 
     In a pair the prefill job's end is never an answer: the decode worker reaches the same end and
-    writes the outcome.
+    writes the outcome. Raises the errors of the parser, and RecordTooLarge.
     """
     reason = output.finish_reason
     is_handover = reason == "handover" and output.kv is not None
@@ -288,6 +289,7 @@ def finish(
     if reason not in WHOLE:
         return failed_phase(stream, output.error or unexpected(stream, output).to_wire(), now_ms)
     parsed = ParsedEnd((), reason, 0) if stream.parser is None else stream.parser.finish(reason)
+    check_deltas(stream.request_id, parsed.deltas)
     return outcome_of(
         stream,
         identity,

@@ -290,7 +290,7 @@ async def check_history(task: Mapping[str, Any], decoder: RecordDecoder) -> dict
     left_out = {
         request["request_id"] for request in topics["requests"]
         if (tenant and request["tenant"] != tenant)
-        or request["sampling"].get("structured") is not None
+        or request["sampling"].get("structured") or request.get("parsing")
     }  # fmt: skip
     for name in ("requests", "prefill", "decode", "outcomes"):
         topics[name] = [record for record in topics[name] if record["request_id"] not in left_out]

@@ -11,11 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from aiokafka import ConsumerRecord
 
 from schemas.errors import RecordError
 from schemas.records import (
+    AnswerDelta,
     Continued,
     Decision,
     Orchestration,
@@ -29,6 +31,7 @@ from schemas.records import (
 from schemas.rules.outcomes import counting_outcome
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
+from streams.calls.stream.parsed import deltas_by_row
 from streams.log.clients import AssignedReader
 from streams.log.registry import make_codec
 
@@ -62,6 +65,53 @@ async def with_offsets(log: LogSettings, topic: str) -> list[tuple[int, Any]]:
 
 
 @dataclass
+class DeltaChecker:
+    """Checks that a parsed answer has the same deltas after the same tokens in every attempt.
+
+    Rows of workers and attempts begin and end at different tokens; a delta names its token.
+    """
+
+    parsed: Collection[str]  # ids of requests whose answers are parsed
+    _digests: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
+    _deltas: dict[tuple[str, int, int], list[AnswerDelta]] = field(default_factory=dict)
+
+    def differences(self, frame: TokenFrame) -> Iterator[str]:
+        """Yield the places of a frame whose deltas differ from those of earlier frames."""
+        by_row, at = deltas_by_row(frame), 0
+        columns = (frame.request_ids, frame.attempts, frame.first_seqs, frame.token_counts)
+        for request_id, attempt, first, count in zip(*columns, strict=True):
+            token_ids, at = frame.token_ids[at : at + count], at + count
+            if request_id not in self.parsed:
+                continue
+            digests = self._digests_of(request_id, attempt, first)
+            row = by_row.get((request_id, attempt, first), ())
+            for seq, token_id in enumerate(token_ids, first + 1):
+                digests[seq] = crc32(b"%d " % token_id, digests.get(seq - 1, 0))
+                deltas = [delta for delta in row if delta.seq == seq]
+                if self._deltas.setdefault((request_id, seq, digests[seq]), deltas) != deltas:
+                    yield f"{(request_id, attempt)}: other deltas after token {seq}"
+        for end in frame.ends:
+            if not end.seq or end.request_id not in self.parsed:
+                continue
+            digest = self._digests.get((end.request_id, end.attempt), {}).get(end.seq, 0)
+            place = (end.request_id, -end.seq, digest)
+            if self._deltas.setdefault(place, list(end.deltas)) != list(end.deltas):
+                yield f"{(end.request_id, end.attempt)}: other deltas of the end"
+
+    def _digests_of(self, request_id: str, attempt: int, first: int) -> dict[int, int]:
+        """Return the digests of an attempt's tokens, by their number; it may continue earlier
+        ones."""
+        digests = self._digests.setdefault((request_id, attempt), {})
+        if first and first not in digests:
+            for earlier in range(attempt - 1, 0, -1):
+                prior = self._digests.get((request_id, earlier), {})
+                if first in prior:
+                    digests[first] = prior[first]
+                    break
+        return digests
+
+
+@dataclass
 class StreamChecker:
     """Checks that no token of an attempt follows that attempt's end, and that no token is missing.
 
@@ -71,6 +121,7 @@ class StreamChecker:
     """
 
     says_first: dict[tuple[str, int], str]  # prefill worker of each attempt by a pair
+    deltas: DeltaChecker
     violations: list[str] = field(default_factory=list)
     _finished_streams: set[tuple[str, int]] = field(default_factory=set)
     _lengths: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
@@ -78,6 +129,7 @@ class StreamChecker:
 
     def read(self, frame: TokenFrame) -> None:
         """Check the next frame of its partition."""
+        self.violations += self.deltas.differences(frame)
         columns = (frame.first_seqs, frame.token_counts, frame.first_chars, frame.texts)
         rows = zip(frame.request_ids, frame.attempts, *columns, strict=True)
         for request_id, attempt, first, count, char, text in rows:
@@ -139,7 +191,8 @@ class LogAudit:
             for decision in decisions
             if decision.orchestration in PAIRINGS
         }
-        ends = StreamChecker(says_first)
+        parsed = {name for name, request in self.requests.items() if request.parsing is not None}
+        ends = StreamChecker(says_first, DeltaChecker(parsed))
         for frame in self.frames:
             ends.read(frame)
         yield from ends.violations

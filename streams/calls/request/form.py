@@ -10,8 +10,9 @@ from typing import Any
 from schemas.errors import InvalidRequest
 from schemas.records import Structured, StructuredKind
 from streams.calls.errors import shorten
-from streams.calls.request.body import GenerationBody, refuse_extras, strings
+from streams.calls.request.body import GenerationBody, strings
 from streams.calls.request.check_process import CHECK_MS, CHECK_PROCESS
+from streams.calls.request.refused import refuse_extras
 
 FORM_CHARS_MAX, REGEX_CHARS_MAX, CHOICES_MAX = 262_144, 8_192, 1_024
 

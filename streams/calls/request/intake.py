@@ -11,7 +11,7 @@ from typing import Any
 
 from schemas.errors import InvalidRequest, PromptTooLong
 from schemas.model.parser_rules import NONE
-from schemas.model.parsers import ParserNames
+from schemas.model.parsers import NO_PARSERS, ParserNames
 from schemas.records import Endpoint, Parsing, Sampling, Structured
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import shorten
@@ -25,12 +25,12 @@ from streams.calls.request.body import (
     one_of,
     parse,
     priority_of,
-    refuse_extras,
     strings,
     whole_numbers,
 )
 from streams.calls.request.chat import Chat, chat_of
 from streams.calls.request.form import form_of
+from streams.calls.request.refused import WHY_NO_PROMPT_LOGPROBS, refuse_extras
 from streams.calls.request.search import PromptSearch, collection_of, search_body_of, search_of
 from streams.calls.request.tokenizer import Tokenizer
 from streams.calls.request.tools import parsing_of, tools_of
@@ -45,7 +45,7 @@ class ServedModel:
     tokenizer: Tokenizer
     max_model_len: int
     created_s: int
-    parsers: ParserNames = ParserNames(tool=NONE, reasoning=NONE)
+    parsers: ParserNames = NO_PARSERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,7 @@ class CallIntake:
     policy: str | None
     orchestration: str | None
     user: str
+    echoes: Sequence[str] = ()  # the text that precedes each choice; empty without `echo`
 
     @property
     def names_cache(self) -> bool:
@@ -123,6 +124,7 @@ async def take_in_body(
     parsing: Parsing | None = None
     search: PromptSearch | None = None
     prompts: Sequence[Sequence[int]]
+    echoes: Sequence[str] = ()
     if isinstance(body, ChatBody):
         tools = tools_of(body) if body.names_tools else ()
         chat = chat_of(body, body.messages, served.tokenizer.template, tools)
@@ -143,14 +145,13 @@ async def take_in_body(
     elif collection:
         raise InvalidRequest("model: only chats are looked up in a collection", "model")
     else:
-        prompts = [
-            _cut(
-                await _completion_prompt(raw_prompt, body, served, settings, tenant),
-                body,
-                tokens_max,
-            )
+        whole_prompts = [
+            await _completion_prompt(raw_prompt, body, served, settings, tenant)
             for raw_prompt in raw_prompts
         ]
+        prompts = [_cut(ids, body, tokens_max) for ids in whole_prompts]
+        if body.echo:
+            echoes = _echoes(body, raw_prompts, whole_prompts, prompts, served)
     return CallIntake(
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETION,
         body=body,
@@ -169,6 +170,7 @@ async def take_in_body(
         policy=one_of(POLICIES, placement.policy, "trivium.policy"),
         orchestration=one_of(ORCHESTRATIONS, placement.orchestration, "trivium.orchestration"),
         user=body.user or "",
+        echoes=[text for text in echoes for _ in range(n)],
     )
 
 
@@ -280,6 +282,25 @@ async def _completion_prompt(
     check_length(len(prompt), "prompt", served, settings)
     special = body.add_special_tokens is not False
     return await served.tokenizer.encode(prompt, add_special_tokens=special, tenant=tenant)
+
+
+def _echoes(
+    body: CompletionBody,
+    raw_prompts: Sequence[Any],
+    whole_prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int]],
+    served: ServedModel,
+) -> list[str]:
+    """Return the text of each prompt as the model reads it: the caller's, or that of its tokens if
+    the caller sent tokens or the prompt was cut."""
+    if body.logprobs is not None:
+        raise InvalidRequest(
+            f"echo: not supported together with logprobs; {WHY_NO_PROMPT_LOGPROBS}", "echo"
+        )
+    return [
+        raw if isinstance(raw, str) and ids is whole else served.tokenizer.text(ids)
+        for raw, whole, ids in zip(raw_prompts, whole_prompts, prompts, strict=True)
+    ]
 
 
 def _check_ids(value: Any, vocab: int) -> list[int]:

@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError
 from schemas.errors import InvalidRequest
 from schemas.rules.sizes import PASSAGES_MAX
 from streams.calls.errors import from_detail, shorten
-from streams.calls.request.body import HARMLESS, MESSAGES_MAX, Body, StrictBody, Whole
+from streams.calls.request.body import MESSAGES_MAX, Body, StrictBody, Whole
+from streams.calls.request.refused import HARMLESS
 
 INCLUDE = RESULTS, LOGPROBS = "file_search_call.results", "message.output_text.logprobs"
 # Fields of items that no answer here has, so nothing is missing.

@@ -57,6 +57,7 @@ class ChunkWriter:
         prompts: Sequence[Sequence[int]] = (),
         counts_always: bool = False,
         names_reasoning_content: bool = False,
+        echoes: Sequence[str] = (),
     ) -> None:
         """Set up a writer. `name` is the common prefix of all event ids, or empty for events
         without ids. `client_positions` are those of a client that resumes.
@@ -64,6 +65,8 @@ class ChunkWriter:
         `prompts`: the token ids of each choice's prompt, if the answer reports them.
         `counts_always`: every event has the usage so far, which needs `prompts`.
         `names_reasoning_content`: reasoning is also in the field that older clients read.
+        `echoes`: texts of completions' prompts, one per choice, which the first events have. A
+        client that resumes after an event has them.
         """
         self._key = key
         self._chat = key.endpoint is Endpoint.CHAT
@@ -90,7 +93,12 @@ class ChunkWriter:
         self._after_text = brace + b',"logprobs":'
         self._after_choice = usage + b"}\n\n"
         self._close = self._after_text + b"null" + _NOT_FINISHED + self._after_choice
-        self._roles: dict[int, bytes] = {}  # by choice: its first event, with the role
+        # By choice: its first event, with the role, or with the text of a completion's prompt.
+        self._roles = {
+            i: heads[i] + field + orjson.dumps(echo) + self._after_text + b"null"
+            for i, echo in enumerate(echoes)
+        }
+        self._has_echoes = bool(echoes)
         if self._chat:
             role = b'"delta":{"role":"assistant","content":""' + self._after_text + b"null"
             self._roles = {
@@ -124,12 +132,21 @@ class ChunkWriter:
         return self._role(0) + event if self._roles else event
 
     def _role(self, i: int) -> bytes:
-        """Return the first event of a chat's choice; empty if it was written."""
-        role = self._roles.pop(i, b"")
-        if not role:
+        """Return the first event of a choice; empty if it was written.
+
+        Choices with echoes have their first events together, of which the last alone has an id. So
+        a client that resumes, at a gateway without the prompts, has all echoes.
+        """
+        if i not in self._roles:
             return b""
-        _, of_chunk = self._extra_fields(i)
-        return self._id(self._written) + role + self._end(of_chunk)
+        choices = list(self._roles) if self._has_echoes else [i]
+        events = []
+        for choice in choices:
+            role = self._roles.pop(choice)
+            of_choice, of_chunk = self._extra_fields(choice)
+            name = self._id(self._written) if choice == choices[-1] else b""
+            events.append(name + role + _inner(of_choice) + self._end(of_chunk))
+        return b"".join(events)
 
     def _drain_one(self, i: int) -> bytes:
         stream = self._streams[i]
@@ -250,9 +267,11 @@ def whole_answer(
     prompts: Sequence[Sequence[int]] = (),
     *,
     names_reasoning_content: bool = False,
+    echoes: Sequence[str] = (),
 ) -> bytes:
     """Return the body of an answer that is not streamed; all streams must have ended. `prompts` are
-    the token ids of each choice's prompt, if the answer reports them."""
+    the token ids of each choice's prompt, if the answer reports them, `echoes` the texts that
+    precede the answers to completions, if any."""
     chat = key.endpoint is Endpoint.CHAT
     choices = []
     for stream in streams:
@@ -266,7 +285,7 @@ def whole_answer(
             if cited := annotations(stream.retrieved, len(answer.content)):
                 message["annotations"] = cited
         else:
-            content = {"text": answer.content}
+            content = {"text": (echoes[stream.choice] if echoes else "") + answer.content}
         if key.token_ids:
             content["token_ids"] = stream.token_ids
         if not chat:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from schemas.errors import AttemptsDiffer, DeadlineExceeded, EngineFailed, TriviumError
 from schemas.records import (
-    AnswerDelta,
     OutcomeKind,
     StreamEnd,
     StreamStart,
@@ -21,6 +20,7 @@ from schemas.records import (
 )
 from streams.calls.metrics import Metrics
 from streams.calls.stream.event_id import ClientPosition, StreamKey
+from streams.calls.stream.parsed import deltas_by_row
 from streams.calls.stream.stream import Stream
 
 logger = logging.getLogger(__name__)
@@ -94,6 +94,7 @@ class Call:
         "arrived_s",
         "client_gone",
         "deadline_ms",
+        "echoes",
         "failed_end",
         "failure",
         "first_token_s",
@@ -123,6 +124,7 @@ class Call:
         self.arrived_s = arrived_s
         self.waits_for_end = waits_for_end  # nothing is written before the end, so wake only then
         self.tolerates_difference = tolerates_difference  # between attempts
+        self.echoes: Sequence[str] = ()  # by choice: text of the prompt, before the answer's
         self.streams: list[CallStream] = []
         self.open_streams = 0
         self.first_token_s = 0.0
@@ -252,7 +254,7 @@ class Hub:
     def apply(self, frame: TokenFrame, now_s: float) -> None:
         """Apply a frame: starts, notices of retrieval, rows, then ends and void marks."""
         logprobs = _by_stream(frame) if frame.logprobs else None
-        deltas = _deltas_of(frame) if frame.deltas else None
+        deltas = deltas_by_row(frame) if frame.deltas else None
         streams = self._streams
         if frame.starts:
             self._note_starts(frame.starts)
@@ -394,10 +396,4 @@ def _by_stream(frame: TokenFrame) -> dict[tuple[str, int, int], tuple[TokenLogpr
     return {
         (entry.request_id, entry.attempt, entry.first_seq): tuple(entry.tokens)
         for entry in frame.logprobs
-    }
-
-
-def _deltas_of(frame: TokenFrame) -> dict[tuple[str, int, int], Sequence[AnswerDelta]]:
-    return {
-        (entry.request_id, entry.attempt, entry.first_seq): entry.deltas for entry in frame.deltas
     }

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.records import AnswerDelta, DeltaKind
+from schemas.records import AnswerDelta, DeltaKind, TokenFrame
 from streams.calls.ids import call_text
 from streams.calls.stream.stream import Stream
 
@@ -63,6 +63,13 @@ class ParsedAnswer:
             if names_reasoning_content:
                 fields["reasoning_content"] = self.reasoning
         return fields
+
+
+def deltas_by_row(frame: TokenFrame) -> dict[tuple[str, int, int], Sequence[AnswerDelta]]:
+    """Return the deltas of a frame by the request, the attempt and the first token of their row."""
+    return {
+        (entry.request_id, entry.attempt, entry.first_seq): entry.deltas for entry in frame.deltas
+    }
 
 
 def answer_of(stream: Stream) -> ParsedAnswer:

@@ -109,6 +109,7 @@ async def _write_stream(
         prompts=intake.reported_prompts,
         counts_always=intake.counts_always,
         names_reasoning_content=gateway.settings.reasoning_content,
+        echoes=call.echoes,
     )
     if (inquiry.conversation.digest or lookup) and call.key.choices == 1:
         writer.collected = ParsedAnswer()
@@ -130,7 +131,13 @@ async def _write_whole(
     outcome = await write_whole(
         exchange,
         call,
-        lambda: whole_answer(call.key, call.streams, prompts, names_reasoning_content=has_both),
+        lambda: whole_answer(
+            call.key,
+            call.streams,
+            prompts,
+            names_reasoning_content=has_both,
+            echoes=call.echoes,
+        ),
     )
     if outcome == COMPLETED and call.key.choices == 1:
         _remember(gateway, inquiry, lookup, call, answer_of(call.streams[0]))

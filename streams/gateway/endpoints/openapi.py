@@ -13,10 +13,11 @@ from pydantic.json_schema import models_json_schema
 
 from schemas.records import Priority
 from streams.anthropic.body import CountTokensBody, MessagesBody
-from streams.calls.embedding import EmbeddingsBody, RerankBody
+from streams.calls.embedding import EmbeddingsBody, RerankBody, ScoreBody
 from streams.calls.request.body import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from streams.calls.request.responses_body import INCLUDE, ResponsesBody
 from streams.config import ORCHESTRATIONS, POLICIES
+from streams.gateway.endpoints.embeddings import RERANK_PATHS, SCORE_PATHS
 from streams.openai.batches import shapes as batch_shapes
 from streams.openai.objects import openapi_shapes
 from streams.openai.objects.openapi_shapes import CONTENT, UPLOAD, UPLOAD_FORM
@@ -31,7 +32,10 @@ _BODIES: dict[str, tuple[type[BaseModel], str, str]] = {
     "/v1/messages": (MessagesBody, "Answer a chat in Anthropic's form.", "Anthropic"),
     "/v1/messages/count_tokens": (CountTokensBody, "Count the tokens of a prompt.", "Anthropic"),
     "/v1/embeddings": (EmbeddingsBody, "Vectors of texts.", "OpenAI"),
-    "/v1/rerank": (RerankBody, "Texts by their similarity to a query.", "Cohere, Jina"),
+    **dict.fromkeys(
+        RERANK_PATHS, (RerankBody, "Texts by their similarity to a query.", "Cohere, Jina")
+    ),
+    **dict.fromkeys(SCORE_PATHS, (ScoreBody, "The similarity of texts.", "vLLM")),
     "/tokenize": (TokenizeBody, "Token ids of a prompt or of messages.", "vLLM"),
     "/detokenize": (DetokenizeBody, "The text of token ids.", "vLLM"),
 }
@@ -60,6 +64,7 @@ _JSON, _STREAM = "application/json", "text/event-stream"
 _TEXT: dict[str, Any] = {"type": "string"}
 _MAYBE_TEXT: dict[str, Any] = {"anyOf": [_TEXT, {"type": "null"}]}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
+_NUMBER: dict[str, Any] = {"type": "number"}
 
 
 # Schemas of headers; other headers are free text.
@@ -139,14 +144,6 @@ _ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
             usage=_object(prompt_tokens=_COUNT, total_tokens=_COUNT),
         ),
     ),
-    ("/v1/rerank", "post", "200"): (
-        (_JSON,),
-        _object(
-            id=_TEXT,
-            model=_TEXT,
-            results=_list(_object(index=_COUNT, relevance_score={"type": "number"})),
-        ),
-    ),
     ("/tokenize", "post", "200"): (
         (_JSON,),
         _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
@@ -166,6 +163,16 @@ _ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
     ("/load", "get", "200"): ((_JSON,), _object(server_load=_COUNT)),
     ("/metrics", "get", "200"): (("text/plain",), {}),
 }
+_RANKS = _object(
+    id=_TEXT, model=_TEXT, results=_list(_object(index=_COUNT, relevance_score=_NUMBER))
+)
+_SCORES = _object(
+    id=_TEXT, object={"const": "list"}, created=_COUNT, model=_TEXT,
+    data=_list(_object(index=_COUNT, object={"const": "score"}, score=_NUMBER)),
+    usage=_object(prompt_tokens=_COUNT, total_tokens=_COUNT),
+)  # fmt: skip
+_ANSWERS |= {(path, "post", "200"): ((_JSON,), _RANKS) for path in RERANK_PATHS}
+_ANSWERS |= {(path, "post", "200"): ((_JSON,), _SCORES) for path in SCORE_PATHS}
 _VLLM_READY = (("/health", "get"), ("/ping", "get"), ("/ping", "post"))
 _READY = (("/health/ready", "get"), *_VLLM_READY)
 _ANSWERS |= {(*at, "503"): ((_JSON,), _HEALTH) for at in _READY}

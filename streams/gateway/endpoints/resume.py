@@ -35,24 +35,33 @@ async def events(gateway: Gateway, exchange: HttpExchange) -> str:
     request_id = parent_id if is_id(parent_id) else new_request_id(wall_ms())
     exchange.reply_headers.append((b"x-request-id", request_id.encode()))
     call = gateway.calls.find_call(parent_id, exchange.tenant)
+    echoes: Sequence[str] = ()
     if RESUME_HEADER in exchange.headers:
         key, positions = last_event(gateway, exchange)
         if key.parent_id != parent_id:
             raise NotFound(f"{parent_id[:64]}: the Last-Event-ID belongs to another request")
     elif call is not None:
         key, positions = call.key, [ClientPosition()] * call.key.choices
+        echoes = call.echoes
     else:
         raise NotFound(
             f"{parent_id[:64]}: not being answered by this gateway; to resume it anywhere, send "
             "the id of its last event as Last-Event-ID"
         )
-    return await resume(gateway, exchange, key, positions)
+    return await resume(gateway, exchange, key, positions, echoes)
 
 
 async def resume(
-    gateway: Gateway, exchange: HttpExchange, key: StreamKey, positions: Sequence[ClientPosition]
+    gateway: Gateway,
+    exchange: HttpExchange,
+    key: StreamKey,
+    positions: Sequence[ClientPosition],
+    echoes: Sequence[str] = (),
 ) -> str:
-    """Read the stream's partition from its first offset, and write what the client lacks."""
+    """Read the stream's partition from its first offset, and write what the client lacks.
+
+    `echoes`: the prompts' texts before the answers, for a client that has no event yet.
+    """
     if key.is_message:
         return await _resume_message(gateway, exchange, key, positions[0].next_seq)
     call = resumed_call(gateway, exchange, key, positions)
@@ -63,6 +72,7 @@ async def resume(
         name=name,
         client_positions=positions,
         names_reasoning_content=gateway.settings.reasoning_content,
+        echoes=echoes,
     )
     return await read_on(gateway, exchange, call, writer)
 

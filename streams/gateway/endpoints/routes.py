@@ -19,9 +19,10 @@ from streams.calls.config import GatewaySettings
 from streams.calls.embedding import public_name
 from streams.calls.errors import RETRY_AFTER_S, shorten
 from streams.calls.ids import STORE_PREFIX, from_public, new_request_id, session_of
-from streams.calls.request.body import DetokenizeBody, TokenizeBody, refuse_extras
+from streams.calls.request.body import DetokenizeBody, TokenizeBody
 from streams.calls.request.chat import chat_of
 from streams.calls.request.intake import ServedModel, chat_prompt, check_length
+from streams.calls.request.refused import refuse_extras
 from streams.calls.request.search import ALIAS, collection_of
 from streams.calls.request.tools import tools_of
 from streams.gateway.endpoints.answer_cache import evict

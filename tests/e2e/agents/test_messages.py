@@ -1,9 +1,12 @@
 """The stock client of Anthropic's API on a stack: simulated engines say what the prompt tells them,
 and workers parse it with vLLM's own parsers."""
 
+import contextlib
 import json
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -11,7 +14,8 @@ import pytest
 
 from infra.stack.launcher import Stack
 from tests.conftest import _fresh_topics
-from tests.e2e.harness import sim_settings, stack
+from tests.e2e.harness import met, sim_settings, stack
+from tests.long_leases import BRIEF_LEASE_MS
 from tests.streams.gateway.in_process import http_client
 from tests.streams.gateway.samples import events_of
 from tests.waits import PATIENCE_S
@@ -38,16 +42,23 @@ def call_of(path: str) -> str:
     return f"<tool_call>\n{json.dumps(called)}\n</tool_call>"
 
 
-@pytest.fixture(scope="module")
-async def running(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """Two replicas and two gateways."""
-    settings = sim_settings(await _fresh_topics(bootstrap), scripted=True)
+@contextlib.asynccontextmanager
+async def parsing_stack(
+    bootstrap: str, folder: Path, step_ms: float, **plan: Any
+) -> AsyncIterator[Stack]:
+    """Replicas that parse what they say, and two gateways."""
+    settings = sim_settings(await _fresh_topics(bootstrap), scripted=True, decode_step_ms=step_ms)
     model = replace(
         settings.model, tool_parser="hermes", reasoning_parser="qwen3", max_model_len=4_096
     )
+    async with stack(replace(settings, model=model), folder, gateways=2, **plan) as running_stack:
+        yield running_stack
+
+
+@pytest.fixture(scope="module")
+async def running(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     folder = tmp_path_factory.mktemp("messages")
-    settings = replace(settings, model=model)
-    async with stack(settings, folder, replica=1, gateways=2) as running_stack:
+    async with parsing_stack(bootstrap, folder, 2.0, replica=1) as running_stack:
         yield running_stack
 
 
@@ -104,10 +115,58 @@ async def test_call_resumes_at_other_gateway_after_each_event(running: Stack) ->
         blocks = [block for block in whole.text.split("\n\n") if block]
         event_ids = [line[4:] for line in whole.text.splitlines() if line.startswith("id: ")]
         assert len(event_ids) == len(blocks) > 10
-        for i, event_id in enumerate(event_ids[:-1]):
+        for i in range(0, len(event_ids) - 1, 3):
+            event_id = event_ids[i]
             rest = await second.post(path, json={}, headers={"Last-Event-ID": event_id})
             joined = events_of("\n\n".join(blocks[: i + 1]) + "\n\n" + rest.text)
             assert spelled(joined) == spelled(events_of(whole.text))
+
+
+@pytest.mark.slow  # four workers import vLLM's parsers
+async def test_call_goes_on_after_death_of_its_worker(bootstrap: str, tmp_path: Path) -> None:
+    """Killed within thinking, or within the arguments of a call, an answer has the same events."""
+    plan = {"lease_ms": BRIEF_LEASE_MS, "replica": 2}
+    async with parsing_stack(bootstrap, tmp_path, 10.0, **plan) as running:
+        await kill_within_blocks(running)
+
+
+async def kill_within_blocks(running: Stack) -> None:
+    path = "/v1/messages"
+    text = f"{'Hm, files. ' * 20}\n</think>\n\nOne.\n{call_of('a/long/path' * 20)}"
+    body = {
+        "model": running.settings.model.served_name,
+        "max_tokens": 1_000,
+        "messages": [{"role": "user", "content": question_for(text)}],
+        "tools": TOOLS,
+        "thinking": THINKING,
+        "stream": True,
+    }
+    async with http_client(running.gateway_urls[0]) as client:
+        whole = events_of((await client.post(path, json=body)).text)
+        for delta in ("thinking_delta", "input_json_delta"):
+            await running.wait_ready()
+            await met(running)
+            lines = list[str]()
+            async with client.stream("POST", path, json=body) as response:
+                async for line in response.aiter_lines():
+                    lines.append(line)
+                    if delta in line and "killed" not in lines:
+                        lines.append("killed")
+                        worker_id = response.headers["x-trivium-decode-worker"]
+                        await running.kill(worker_id, signal.SIGKILL)
+            events = events_of("\n".join(lines))
+            assert events[-2]["trivium"]["attempt"] > whole[-2]["trivium"]["attempt"] == 1
+            assert anonymous(events) == anonymous(whole)
+
+
+def anonymous(events: list[Any]) -> list[Any]:
+    """What the events say, without what names the request or its workers."""
+    fields = ("content_block", "delta", "index")
+    event_parts = [{name: event.get(name) for name in fields} for event in spelled(events)]
+    for event in event_parts:
+        for part in (event["content_block"] or {}, event["delta"]):
+            part |= dict.fromkeys({"id", "signature"} & part.keys(), "")
+    return event_parts
 
 
 def spelled(events: list[Any]) -> list[Any]:
@@ -122,5 +181,5 @@ def spelled(events: list[Any]) -> list[Any]:
             field = next(name for name in delta if name != "type")
             last["delta"][field] += delta[field]
         elif event["type"] != "message_start":  # whose usage knows the prompt at one gateway alone
-            spelled_events.append(event)
+            spelled_events.append({**event, "delta": dict(delta)})
     return spelled_events

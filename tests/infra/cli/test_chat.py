@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+from schemas.records import AnswerDelta, DeltaKind
 from tests.infra.cli.trivium_runner import Ran, trivium_here
 from tests.streams.gateway.in_process import InProcessGateway, serving
 
@@ -29,3 +30,17 @@ async def test_chat_probes_search_collection() -> None:
 async def test_chat_probes_require_collection() -> None:
     code, _, errors = await chatting(InProcessGateway(), "--probes")
     assert code != 0 and "--probes: needs --collection" in errors
+
+
+async def test_chat_shows_reasoning_apart_from_text() -> None:
+    gateway = InProcessGateway()
+    deltas = [
+        AnswerDelta(seq=1, kind=DeltaKind.REASONING, text="Say it."),
+        AnswerDelta(seq=1, kind=DeltaKind.CONTENT, text="a"),
+    ]
+    gateway.answer_with_deltas(*deltas)
+    _, output, errors = await chatting(gateway)
+    assert output == "a" and "Say it.\n" in errors
+    _, output, _ = await chatting(gateway, "--json")
+    turn = json.loads(output)
+    assert (turn["text"], turn["reasoning"]) == ("a", "Say it.")

@@ -12,7 +12,7 @@ from infra.traces.recording import LINE, SNAPSHOT, RecordingRow, write
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.prefix import chain
-from schemas.records import Request, Sampling
+from schemas.records import Parsing, Request, Sampling
 from schemas.rules.tokens import token_array
 from streams.core.placement.prefixes import PrefixIndex
 from tests.infra.replay.played_router import PlayedRouter, answered
@@ -89,7 +89,9 @@ def spoken() -> PlayedRouter:
         logit_bias={"77777": 1.0},
         allowed_token_ids=IDS,
     )
-    played.happens("requests", builders.request("r3", tenant="anna", sampling=sampling))
+    parsing = Parsing(tools=TEXT, tool_choice=TEXT, template_kwargs=TEXT)
+    third = builders.request("r3", tenant="anna", sampling=sampling, parsing=parsing)
+    played.happens("requests", third)
     return played
 
 

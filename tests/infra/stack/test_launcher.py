@@ -112,6 +112,25 @@ async def test_stack_start_reports_model_unpacking(
     await stack.stop()
 
 
+async def test_fork_servers_get_resolved_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which parsers they import depends on the model's files."""
+    models: list[ModelSettings] = []
+
+    def refuse(_plan: StackPlan, settings: Settings, _folder: Path) -> None:
+        models.append(settings.model)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(launcher, "fork_servers", refuse)
+    plan = StackPlan(gateways=0)
+    stack = Stack(Settings(model=ModelSettings(path="tiny")), plan, folder=tmp_path)
+    with pytest.raises(ConfigError, match="enough"):
+        await stack.start()
+    await stack.stop()
+    assert Path(models[0].path).is_dir() and models[0].tool_parser == "hermes"
+
+
 async def test_stack_estimates_start_time_from_last_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,17 +6,21 @@ from typing import Any
 from infra.story.steps import steps_of
 from infra.story.story import TokenRow, build_stories
 from schemas.records import (
+    AnswerDelta,
     CancelWork,
     Candidate,
     Decision,
+    DeltaKind,
     Estimate,
     Mode,
     Orchestration,
     OutcomeKind,
+    Parsing,
     Phase,
     PhaseKind,
     Reason,
     Role,
+    StreamDeltas,
     WireError,
 )
 from tests.infra.story.story_records import (
@@ -26,10 +30,12 @@ from tests.infra.story.story_records import (
     PLACED,
     PREFILL,
     decision,
+    frame,
     remote,
     render_story,
 )
 from tests.streams.builders import T0, cancellation, outcome, phase, request, resumption
+from tests.streams.gateway.samples import stream_end
 
 
 def test_steps_of_remote_request_are_in_time_order() -> None:
@@ -183,3 +189,39 @@ def test_steps_cover_every_phase_kind() -> None:
         bare: Phase = replace(phase(PREFILL, kind), kv=None, error=None)
         story = build_stories([request("r1")], [bare])["r1"]
         assert steps_of(story)[1].what.startswith(kind.value.replace("_", " "))
+
+
+def test_steps_show_parsed_answer() -> None:
+    """Its rows have no text: the story has what the worker's parsers made of its tokens."""
+    call: dict[str, Any] = {"kind": DeltaKind.CALL, "index": 0}
+    rows = [
+        [AnswerDelta(seq=2, kind=DeltaKind.REASONING, text="Look\nit up.")],
+        [
+            AnswerDelta(seq=3, kind=DeltaKind.CONTENT, text="x" * 200),
+            AnswerDelta(seq=4, call_id="c1", name="look", text='{"q":', **call),
+        ],
+    ]
+    frames = [
+        frame("decode-0", 20 + 10 * n, 2 * n, 2, first_chars=[0, 0], texts=["xx", ""], deltas=[
+            StreamDeltas(request_id="r1", attempt=1, first_seq=2 * n, deltas=deltas)
+        ])
+        for n, deltas in enumerate(rows)
+    ]  # fmt: skip
+    end = stream_end("r1", finish_reason="tool_calls", reasoning_tokens=2)
+    last = [AnswerDelta(seq=4, text=" 1}", **call)]
+    frames.append(frame("decode-0", 50, 4, 0, ends=[replace(end, seq=4, deltas=last)]))
+    parsing = Parsing(tools="[]", tool_choice="auto")
+    story = build_stories([request("r1", parsing=parsing)], frames)["r1"]
+    accepted, _, tokens = steps_of(story)
+    assert accepted.what.endswith("tool choice auto")
+    assert tokens.details == (
+        "reasoning (2 tokens): Look it up.",
+        f"content: {'x' * 120}…",
+        'calls look (c1): {"q": 1}',
+    )
+    answer = story.as_dict()["answer"]
+    assert (answer["content"], answer["reasoning_tokens"]) == ("x" * 200, 2)
+    assert answer["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"q": 1}'}
+    assert "calls look (c1)" in render_story(story)
+    text = remote().as_dict()["answer"]
+    assert (text["content"], text["tool_calls"]) == ("xxxxx", [])

@@ -53,13 +53,19 @@ def with_handle(phase: Phase, size: int) -> Phase:
     return replace(phase, kv=replace(phase.kv, params=bytes(size)))
 
 
-def test_work_of_largest_request_and_handle_fits_record() -> None:
+def with_tools(request: Request, size: int) -> Request:
+    assert request.parsing is not None
+    return replace(request, parsing=replace(request.parsing, tools="t" * size))
+
+
+@pytest.mark.parametrize("fill", [with_prompt, with_tools])
+def test_work_of_largest_request_and_handle_fits_record(fill: Any) -> None:
     """Every request that a gateway accepts can be sent to a worker."""
     draft = replace(
         example("trivium.Request"), request_id=LONG_NAME, parent_id=LONG_NAME, session_id=LONG_NAME
     )
     draft = replace(draft, tenant=LONG_NAME, model=LONG_NAME, gateway_id=LONG_NAME, retrieval=None)
-    request = filled(draft, REQUEST_BYTES_MAX, with_prompt)
+    request = filled(draft, REQUEST_BYTES_MAX, fill)
     kv = example("trivium.KvHandle")
     assert isinstance(kv, KvHandle)
     report = replace(example("trivium.Phase"), kind=PhaseKind.PREFILL_DONE, kv=kv)

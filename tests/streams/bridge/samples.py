@@ -4,7 +4,6 @@ the product does, by a gateway's own way in, over a log in memory."""
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,6 @@ from schemas.records import (
     Endpoint,
     OutcomeKind,
     Request,
-    StreamDeltas,
     StreamRetrieved,
 )
 from schemas.rules.sizes import RECORD_BYTES_MAX
@@ -35,7 +33,7 @@ from streams.calls.stream.stream import Stream
 from streams.log.clients import Headers
 from streams.log.transactions import OutgoingRecord
 from tests.streams.gateway.in_process import FakeLog, InProcessGateway
-from tests.streams.gateway.samples import MODEL, frame, stream_end
+from tests.streams.gateway.samples import MODEL, frame, parsed_frame, stream_end
 
 CODEC = Codec()
 Answering = Callable[[Request], None]
@@ -202,10 +200,7 @@ class AskingBridge:
         """Answer with one token that is parsed to these deltas."""
 
         def respond(request: Request) -> None:
-            request_id = request.request_id
-            end = replace(stream_end(request_id, finish_reason="tool_calls"), seq=1)
-            row = StreamDeltas(request_id=request_id, attempt=1, first_seq=0, deltas=deltas)
-            parsed = replace(frame(request_id, [""], end=end), deltas=[row])
+            parsed = parsed_frame(request.request_id, *deltas, finish_reason="tool_calls")
             self.log.hub.apply(parsed, asyncio.get_running_loop().time())
 
         return respond

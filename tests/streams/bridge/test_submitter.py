@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from openai.types import CreateEmbeddingResponse
+from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.responses import Response
 
 from schemas.errors import (
@@ -346,6 +346,23 @@ async def test_submitter_answers_responses_call_with_response() -> None:
     outcome = await bridge.asking.outcome(recovered)
     assert isinstance(outcome, Answer)
     assert Response.model_validate_json(outcome.body or "").output_text == "a"
+
+
+@virtual
+async def test_submitter_repeats_prompt_in_body_of_completion() -> None:
+    """Also in that of a request which another bridge has sent."""
+    bridge = AskingBridge(pair(format="avro", body=True))
+    bridge.answer_in_turn(bridge.answer("Hel", "lo"))
+    prompt_record = line("/v1/completions", prompt="hi ", echo=True)
+    answer = answer_of(await bridge.settle(prompt_record))
+    assert Completion.model_validate_json(answer.body or "").choices[0].text == "hi Hello"
+    assert answer.text == "Hello"
+    recovered = await bridge.pending_prompt(prompt_record)
+    bridge.asking.begin(recovered)
+    bridge.answer("a")(bridge.log.requests[0])
+    outcome = await bridge.asking.outcome(recovered)
+    assert isinstance(outcome, Answer)
+    assert Completion.model_validate_json(outcome.body or "").choices[0].text == "hi a"
 
 
 @virtual

@@ -16,6 +16,7 @@ from schemas.fleet import Member
 from schemas.model.parser_rules import NONE
 from schemas.model.parsers import ParserNames
 from schemas.records import (
+    AnswerDelta,
     Cancellation,
     Document,
     MemberKind,
@@ -46,7 +47,7 @@ from streams.log.retrieval.embedding import EmbeddedTexts, Texts
 from streams.log.retrieval.results import Hit, RetrievalResult
 from streams.openai.responses.response_id import RecordPosition
 from tests.streams.gateway.memory_objects import MemoryObjects
-from tests.streams.gateway.samples import MODEL, frame, stream_end
+from tests.streams.gateway.samples import MODEL, frame, parsed_frame, stream_end
 from tests.streams.gateway.small_tokenizer import tokenizer
 from tests.waits import PATIENCE_S, until
 
@@ -319,6 +320,15 @@ class InProcessGateway:
                 ),
                 asyncio.get_running_loop().time(),
             )
+
+        self.log.on_request = answer
+
+    def answer_with_deltas(self, *deltas: AnswerDelta, **end: Any) -> None:
+        """Answer every request at once, with one token that is parsed to these deltas."""
+
+        def answer(request: Request) -> None:
+            parsed = parsed_frame(request.request_id, *deltas, **end)
+            self.log.hub.apply(parsed, asyncio.get_running_loop().time())
 
         self.log.on_request = answer
 

@@ -2,9 +2,19 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from schemas.records import Mode, OutcomeKind, StreamEnd, StreamLogprobs, TokenFrame, WireError
+from schemas.records import (
+    AnswerDelta,
+    Mode,
+    OutcomeKind,
+    StreamDeltas,
+    StreamEnd,
+    StreamLogprobs,
+    TokenFrame,
+    WireError,
+)
 
 MODEL = "test-model"
 
@@ -78,6 +88,13 @@ def stream_end(
         error=error,
         **(defaults | fields),
     )
+
+
+def parsed_frame(request_id: str, *deltas: AnswerDelta, **end: Any) -> TokenFrame:
+    """One token that is parsed to these deltas, and the end of its stream."""
+    row = StreamDeltas(request_id=request_id, attempt=1, first_seq=0, deltas=deltas)
+    last = replace(stream_end(request_id, **end), seq=1)
+    return replace(frame(request_id, [""], end=last), deltas=[row])
 
 
 def events_of(text: str) -> list[Any]:

@@ -95,10 +95,13 @@ async def accepted_requests(gateway: InProcessGateway, count: int = 1) -> list[R
 
 
 async def whole_stream(
-    gateway: InProcessGateway, body: dict[str, Any], texts: list[str]
+    gateway: InProcessGateway,
+    body: dict[str, Any],
+    texts: list[str],
+    path: str = "/v1/chat/completions",
 ) -> StreamedCall:
     """A stream whose tokens come one by one, to its end; it can be resumed."""
-    async with streamed_call(gateway, body, X_Session_Id="mine", **WITH_IDS) as stream:
+    async with streamed_call(gateway, body, path, X_Session_Id="mine", **WITH_IDS) as stream:
         requests = await accepted_requests(gateway, body.get("n", 1))
         for seq in range(len(texts)):
             for request in requests:

@@ -1,12 +1,17 @@
 """Frames hold all rows of one gateway partition, once, in order."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.codec import Codec
+from schemas.errors import RecordTooLarge
 from schemas.records import (
+    AnswerDelta,
+    DeltaKind,
     Outcome,
     OutcomeKind,
     StreamEnd,
@@ -14,7 +19,13 @@ from schemas.records import (
     TokenLogprob,
     TopLogprob,
 )
-from schemas.rules.sizes import FRAME_BYTES_MAX
+from schemas.rules.sizes import (
+    DELTAS_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    REST_BYTES_MAX,
+    check_deltas,
+)
 from tests.schemas.examples import TRACEPARENT
 from workers.llm.frames import Frames, OutgoingFrame
 
@@ -224,6 +235,48 @@ def test_frames_send_single_oversized_row() -> None:
     for number in range(2):
         frames.columns(0).row(f"r{number}", 1, 0, 0, [7], "a" * FRAME_BYTES_MAX)
     assert [len(batch.frame.texts) for batch in take_parts(frames)] == [1, 1]
+
+
+def test_frames_of_largest_deltas_fit_into_records() -> None:
+    """Every delta that a worker lets through can be written: in rows, in ends, and in both."""
+    frames = Frames("w1")
+    columns, names = frames.columns(0), [f"r{number}" for number in range(3)]
+    delta = AnswerDelta(seq=1, kind=DeltaKind.CALL, text="é" * (DELTAS_BYTES_MAX // 2))
+    check_deltas("r1", [delta])
+    with pytest.raises(RecordTooLarge, match="r1: expected at most 2097152 bytes of a tool call"):
+        check_deltas("r1", [delta, replace(delta, text="a")])
+    for seq in range(2):  # they do not join
+        for name in names:
+            columns.row(name, 1, seq, 0, [7], "")
+            columns.add_deltas(name, [delta])
+    for name in names:
+        end, outcome, headers = ending(name)
+        columns.end(replace(end, deltas=[delta]), outcome, headers)
+    parts = list(take_parts(frames))
+    assert max(len(CODEC.encode(part.frame)) for part in parts) < RECORD_BYTES_MAX - REST_BYTES_MAX
+    rows = [name for part in parts for name in part.frame.request_ids]
+    assert sorted(rows) == sorted(2 * names)
+    assert len([entry for part in parts for entry in part.frame.deltas]) == len(rows)
+    ends = [[end.request_id for end in part.frame.ends] for part in parts]
+    assert sum(ends, []) == names and max(map(len, ends)) == 1
+    assert [len(part.reports) for part in parts] == [len(some) for some in ends]
+    assert not any(some for some, part in zip(ends, parts[:-3], strict=False))
+
+
+def test_large_rows_take_no_more_tokens() -> None:
+    """A partition whose frame waits for the broker gets rows of a bounded size."""
+    frames = Frames("w1")
+    columns = frames.columns(0)
+    delta = AnswerDelta(seq=1, kind=DeltaKind.CONTENT, text="a" * (FRAME_BYTES_MAX // 64))
+    for seq in range(64):
+        columns.row("r1", 1, seq, 0, [7], "")
+        columns.add_deltas("r1", [delta])
+    parts = list(take_parts(frames))
+    assert max(len(CODEC.encode(part.frame)) for part in parts) < FRAME_BYTES_MAX
+    firsts = [seq for part in parts for seq in part.frame.first_seqs]
+    assert firsts == sorted(firsts) and len(firsts) < 16
+    deltas = [row for part in parts for entry in part.frame.deltas for row in entry.deltas]
+    assert deltas == 64 * [delta]
 
 
 def test_clear_drops_pending_parts_of_oversized_frame() -> None:

@@ -14,8 +14,7 @@ from typing import Protocol
 
 from schemas.errors import WorkerRefused
 from schemas.model.files import model_folder
-from schemas.model.parser_rules import NONE
-from schemas.model.parsers import ParserNames, resolve
+from schemas.model.parsers import NO_PARSERS, known_parsers, parsers_of
 from schemas.records import AnswerDelta, Sampling, Work
 from schemas.settings import ModelSettings
 
@@ -41,7 +40,7 @@ class AnswerParser(Protocol):
         """Return whether the form binds the reasoning too, and not only what follows it."""
 
     def feed(self, token_ids: Sequence[int]) -> list[AnswerDelta]:
-        """Take the next tokens; return their deltas. Raises EngineFailed if parsing fails."""
+        """Take the next tokens; return their deltas. Raises InvalidAnswer if parsing fails."""
 
     def finish(self, finish_reason: str) -> ParsedEnd:
         """End the answer, which the engine ended for `finish_reason`, `stop` or `length`."""
@@ -63,23 +62,11 @@ def parser_of(work: Work, prompt: Sequence[int], parsers: Parsers | None) -> Ans
         return None
     if parsers is None:
         raise WorkerRefused(
-            f"worker {work.worker_id} has no parser of tool calls or reasoning; "
+            f"worker {work.worker_id} has no parser of tool calls or reasoning: start it with "
+            f"model.tool_parser and model.reasoning_parser of its gateways; "
             f"request {work.request_id}"
         )
     return parsers.begin(work, prompt)
-
-
-def names_of(model: ModelSettings) -> ParserNames:
-    """Return the parsers of the settings, which may have to be guessed; raises ConfigError."""
-    if (model.tool_parser, model.reasoning_parser) == (NONE, NONE):
-        return ParserNames(tool=NONE, reasoning=NONE)
-    return resolve(model.tool_parser, model.reasoning_parser, model_folder(model))
-
-
-def has_parsers(model: ModelSettings) -> bool:
-    """Return whether answers of the model are parsed."""
-    names = names_of(model)
-    return (names.tool, names.reasoning) != (NONE, NONE)
 
 
 async def load_parsers(model: ModelSettings) -> Parsers | None:
@@ -88,13 +75,13 @@ async def load_parsers(model: ModelSettings) -> Parsers | None:
     Importing them takes 13 s of CPU time and 1 GB in a process without vLLM. A thread does it.
     Raises ConfigError for an unknown parser, or if the tokenizer lacks tokens that it needs.
     """
-    if not has_parsers(model):
+    names = parsers_of(model) if model.revision else known_parsers(model)
+    if names == NO_PARSERS:
         return None
 
     def load() -> Parsers:
         module = import_module("workers.llm.parsing.vllm_parser")
-        folder, name = model_folder(model), model.served_name
-        parsers: Parsers = module.VllmParsers(folder, name, names_of(model))
+        parsers: Parsers = module.VllmParsers(model_folder(model), model.served_name, names)
         return parsers
 
     return await asyncio.to_thread(load)

@@ -18,7 +18,7 @@ from vllm.parser import Parser, ParserManager
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers.hf import CachedHfTokenizer
 
-from schemas.errors import ConfigError, EngineFailed, InvalidRequest
+from schemas.errors import ConfigError, InvalidAnswer, InvalidRequest
 from schemas.model.parser_rules import NONE
 from schemas.model.parsers import ParserNames
 from schemas.records import (
@@ -165,7 +165,7 @@ class TokenParser:
                 text, token_ids, self._request, self._prompt, finished=finished
             )
         except Exception as error:  # parsers of many authors read what a model writes
-            raise EngineFailed(
+            raise InvalidAnswer(
                 f"the parser failed at token {len(self._token_ids)} of the answer: "
                 f"{type(error).__name__}: {str(error)[:500]}"
             ) from error

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from streams.calls.embedding import EmbeddingsBody, RerankBody
-from streams.calls.request.body import EMBEDDING_NEUTRAL, HARMLESS, ChatBody, CompletionBody
+from streams.calls.embedding import EmbeddingsBody, RerankBody, ScoreBody
+from streams.calls.request.body import ChatBody, CompletionBody
+from streams.calls.request.refused import EMBEDDING_REFUSED, HARMLESS
 
 PAGE = Path(__file__).parents[4] / "infra/docs/integrate.md"
 REGION = "completion-sampling-params]"  # vLLM marks it for its own pages
@@ -55,11 +56,12 @@ def test_embedding_fields_cover_those_of_vllm() -> None:
     for part in ("base", "embed", "scoring"):
         for model in ast.parse(protocol(f"pooling/{part}")).body:
             if isinstance(model, ast.ClassDef) and re.search(
-                "Mixin|^Embedding.*Request|^Rerank.*Request", model.name
+                "Mixin|^Embedding.*Request|^Rerank.*Request|^Score.*Request", model.name
             ):
                 vllm_fields |= {name for name, _ in annotated(model)}
-    ours = set(EmbeddingsBody.model_fields) | set(RerankBody.model_fields)
+    bodies = (EmbeddingsBody, RerankBody, ScoreBody)
+    ours = {name for body in bodies for name in body.model_fields}
     assert vllm_fields >= ours - {"return_documents"}
-    assert vllm_fields - ours - HARMLESS - set(EMBEDDING_NEUTRAL) == {"max_total_tokens"}, (
+    assert vllm_fields - ours - HARMLESS - set(EMBEDDING_REFUSED) == {"max_total_tokens"}, (
         "a variable"
     )

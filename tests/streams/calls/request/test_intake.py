@@ -37,7 +37,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": True}, "max_tokens: expected a valid integer"),
     ({"cache_salt": ""}, "cache_salt: expected at least 1 character"),
     ({"cache_salt": "x" * 257}, "cache_salt: expected at most 256 characters"),
-    ({"logprob_token_ids": [1]}, "logprob_token_ids: not supported; use `logprobs`"),
+    ({"logprob_token_ids": [1]}, "logprob_token_ids: not supported; the log has the likely tokens"),
     ({"truncate_prompt_tokens": 512}, "truncate_prompt_tokens: expected at most 511, found 512"),
     ({"session_id": "ä"}, "session_id: expected 1 to 128 printable ASCII characters"),
     ({"top_k": -2}, "top_k: expected greater than or equal to -1"),
@@ -71,7 +71,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
         "messages.0.content.0.type: expected text, found 'image_url'; only text is served",
     ),
     ({"audio": {"voice": "x"}}, "audio: not supported; only text is served"),
-    ({"best_of": 3}, "best_of: not supported; use `n`"),
+    ({"best_of": 3}, "best_of: not supported; it would generate answers and drop them; use `n`"),
     ({"temprature": 1}, "temprature: unknown field; check its spelling"),
     ({"priority": "urgent"}, "priority: expected one of interactive, standard, batch"),
     ({"stream_options": {"include_usage": True}}, "stream_options: needs stream=true"),
@@ -150,17 +150,10 @@ BAD_BODIES: list[tuple[str, bytes, int, str, str]] = [
     ),
     (
         "completions",
-        b'{"model":"test-model","prompt":"a","echo":true}',
-        400,
-        "invalid_request",
-        "echo: not supported; prepend the prompt",
-    ),
-    (
-        "completions",
         b'{"model":"test-model","prompt":"a","suffix":"b"}',
         400,
         "invalid_request",
-        "suffix: not supported; put the suffix into the prompt",
+        "suffix: not supported; each model has its own marks for it; put the suffix",
     ),
 ]
 

@@ -13,7 +13,7 @@ from streams.calls.embedding import TEXT_CHARS_MAX
 from tests.streams.gateway.in_process import InProcessGateway, call, http_client, serving
 from tests.waits import PATIENCE_S
 
-EMBED, RERANK = "/v1/embeddings", "/v1/rerank"
+EMBED, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/score"
 
 
 def texts(value: Any, **fields: Any) -> dict[str, Any]:
@@ -69,6 +69,54 @@ async def test_rerank_orders_documents_by_similarity_then_index() -> None:
     assert answer["results"][0]["relevance_score"] == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")],
+)
+async def test_score_compares_one_text_with_each_or_pairwise(names: tuple[str, str]) -> None:
+    first, second = names
+    for path in ("/score", "/v1/score"):
+        body = {"model": "letters", first: "aab", second: ["aab", "bb", "c"]}
+        status, answer = await call(InProcessGateway(), body, path)
+        assert (status, answer["object"], answer["model"]) == (200, "list", "letters@1")
+        assert [entry["index"] for entry in answer["data"]] == [0, 1, 2]
+        assert {entry["object"] for entry in answer["data"]} == {"score"}
+        scores = [entry["score"] for entry in answer["data"]]
+        assert scores == pytest.approx([1, 5**-0.5, 0])
+        assert answer["usage"] == {"prompt_tokens": 9, "total_tokens": 9}
+        body = {first: ["a", "b"], second: ["a", "c"]}
+        _, answer = await call(InProcessGateway(), body, path)
+        assert [entry["score"] for entry in answer["data"]] == pytest.approx([1, 0])
+        _, answer = await call(InProcessGateway(), {first: "a", second: "a"}, path)
+        assert [entry["score"] for entry in answer["data"]] == pytest.approx([1])
+
+
+async def test_score_equals_relevance_of_rerank() -> None:
+    documents = ["bb", "aab", "c", ""]
+    _, ranks = await call(InProcessGateway(), ranked(*documents), RERANK)
+    body = {"queries": "aab", "documents": documents}
+    _, scores = await call(InProcessGateway(), body, "/score")
+    relevance = {result["index"]: result["relevance_score"] for result in ranks["results"]}
+    assert {entry["index"]: entry["score"] for entry in scores["data"]} == relevance
+    for path in ("/rerank", "/v2/rerank"):
+        _, same = await call(InProcessGateway(), ranked(*documents), path)
+        assert same["results"] == ranks["results"]
+
+
+async def test_openai_client_posts_scores() -> None:
+    """The package has no method of its own for them."""
+    async with serving(InProcessGateway()) as url:
+        async with openai.AsyncOpenAI(
+            base_url=url + "/v1", api_key="key", timeout=PATIENCE_S
+        ) as client:
+            body = {"text_1": "a", "text_2": ["a", "b"]}
+            answer: Any = await client.post("/score", body=body, cast_to=object)
+            assert [entry["score"] for entry in answer["data"]] == pytest.approx([1, 0])
+            with pytest.raises(openai.BadRequestError, match="text_2: expected as many texts"):
+                body = {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}
+                await client.post("/score", body=body, cast_to=object)
+
+
 async def test_embeddings_accept_token_ids_of_embedding_model() -> None:
     """vLLM accepts them, too; the embedding worker knows the vocabulary."""
     _, texts_of_two = await call(InProcessGateway(), texts(["ab", "c"]), EMBED)
@@ -114,6 +162,21 @@ async def test_rerank_returns_documents_only_on_request() -> None:
         (EMBED, {**texts("a"), "model": "no"}, 404, "model: expected 'letters', found 'no'"),
         (RERANK, ranked(), 400, "documents: expected at least 1 of them"),
         (RERANK, ranked({"title": "x"}), 400, "documents.0: expected a text"),
+        (SCORE, {}, 400, "queries: expected queries and documents, or queries and items, text_1"),
+        (SCORE, {"queries": "a", "text_2": "b"}, 400, "data_2, found queries, text_2"),
+        (SCORE, {"queries": "a", "documents": "b", "items": "c"}, 400, "found documents, items"),
+        (SCORE, {"queries": "a", "documents": []}, 400, "documents: expected a text or several"),
+        (SCORE, {"text_1": ["a", 3], "text_2": "b"}, 400, "text_1.1: expected a text, found 3"),
+        (
+            SCORE,
+            {"text_1": {"a": 1}, "text_2": "b"},
+            400,
+            "text_1: expected a text, found {'a': 1}",
+        ),
+        (SCORE, {"text_1": ["a"] * 2, "text_2": "b"}, 400, "text_2: expected as many texts as"),
+        (SCORE, {"text_1": "a", "text_2": ["b"] * 2_048}, 400, "text_2: expected at most 2048"),
+        (SCORE, {"text_1": "a", "text_2": "b", "model": "no"}, 404, "model: expected 'letters'"),
+        (SCORE, {"text_1": "a", "text_2": "b", "max_tokens_per_doc": 9}, 400, "max_tokens_per_doc"),
         (RERANK, ranked("a", top_n=0), 400, "top_n: expected greater than or equal to 1"),
     ],
 )
