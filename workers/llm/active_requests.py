@@ -254,10 +254,8 @@ class ActiveRequests:
         if fault:
             stream.work = dataclasses.replace(work, kv=None)
         if fault and not stream.prefill and work.kv and work.kv.worker_id != identity.worker_id:
-            missed = kv_missed_phase(
-                stream, KvUnavailable(f"{stream.job_id}: {fault}").to_wire(), now_ms
-            )
-            self._report(missed, stream.headers)
+            error = KvUnavailable(f"{stream.job_id}: {fault}").to_wire()
+            self._report(kv_missed_phase(stream, error, now_ms), stream.headers)
         return Job(
             request_id=stream.job_id,
             phase=work.phase,

@@ -24,11 +24,11 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from schemas.model.parser_rules import NONE
+from schemas.model.parsers import known_parsers, parsers_of
 from schemas.records import Capability
 from schemas.settings import ModelSettings
 from workers.kv.network import LOOPBACK, ucx_variables
 from workers.kv.network import variables as environment_of
-from workers.llm.parsing.parsers import names_of
 from workers.llm.vllm import preload
 from workers.llm.vllm.api import Meter, NoPrometheus
 from workers.llm.vllm.check import RETRY_MS, TRIES_MAX
@@ -131,11 +131,12 @@ def engine_args(
         "enable_log_requests": False,
     }
     if Path(args["model"]).is_dir():
-        model = replace(model, path=args["model"])
+        names = known_parsers(replace(model, path=args["model"]))
     else:
         args["revision"] = args["tokenizer_revision"] = model.pinned
-    if (reasoning_parser := names_of(model).reasoning) != NONE:
-        args["reasoning_parser"] = reasoning_parser  # then forms begin after the reasoning
+        names = parsers_of(model)
+    if names.reasoning != NONE:
+        args["reasoning_parser"] = names.reasoning  # then forms begin after the reasoning
     if step_tokens := settings.step_tokens_max(is_cpu=is_cpu):
         args["max_num_batched_tokens"] = step_tokens
     if settings.kv_cache_bytes:
