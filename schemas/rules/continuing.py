@@ -1,10 +1,9 @@
 """Decides which answers a later attempt continues where they stopped; for routers and workers.
 
-A later attempt takes the tokens that the reader has as the end of its prompt. That gives the same
-answer if each token depends on the tokens before it only. The answer restarts if the engine has
-other state of it, which a prompt does not restore: the state of structured output, penalties and
-bad words over the answer's own tokens, text that is withheld because it may become a stop string,
-and passages that searches have inserted.
+A later attempt takes the tokens that the reader has as the end of its prompt. Engines rebuild from
+these tokens the state that the rest of the answer depends on: the state of a form, counts for
+penalties and bad words, and text that may become a stop string. The answer restarts only if
+searches insert passages into it.
 """
 
 from schemas.records import Continued, Request
@@ -16,10 +15,7 @@ _TOKEN_BYTES = 4
 
 def may_continue(request: Request) -> bool:
     """Return whether a later attempt can continue the request's answer after its tokens."""
-    sampling = request.sampling
-    is_plain = sampling.structured is None and not sampling.stop and not sampling.bad_words
-    is_penalized = bool(sampling.presence_penalty or sampling.frequency_penalty)
-    return is_plain and not is_penalized and not _probes(request)
+    return not _probes(request)
 
 
 def awaits_progress(request: Request, *, continues: bool) -> bool:

@@ -6,8 +6,9 @@ Two stacks for all tests, each of which begins when everything is there again.
 import asyncio
 import signal
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,13 @@ TOKENS = 800  # at 5 ms each: long enough to be caught in the middle
 LONG = 3_600  # 18 s: longer than most stalls
 AT_LEAST = 100  # tokens that each answer has when its worker dies
 SAMPLED = {"temperature": 0.8, "seed": 11}
+# What the rest of an answer may depend on besides its tokens; the form has more than LONG tokens.
+KINDS: Sequence[dict[str, Any]] = (
+    {},
+    SAMPLED,
+    {"stop": ["#~#"], **SAMPLED},
+    {"guided_choice": ["xq" * 1_850, "qx" * 1_850]},
+)
 RUNNING_MAX = 6  # of each replica
 
 
@@ -61,16 +69,20 @@ async def replicas(
 
 
 def streams(
-    client: Client, partial_answers: list[Answer], about: str, tokens: int = TOKENS
+    client: Client,
+    partial_answers: list[Answer],
+    about: str,
+    tokens: int = TOKENS,
+    kinds: Sequence[dict[str, Any]] = ({}, SAMPLED),
 ) -> "asyncio.Future[list[Answer]]":
-    """Start streams into these answers; every other one is sampled, not greedy."""
+    """Start streams into these answers, of these kinds in turn: greedy or sampled, if not given."""
     return asyncio.gather(
         *(
             client.stream(
                 f"{about} {number}",
                 into=answer,
                 max_tokens=tokens,
-                **(SAMPLED if number % 2 else {}),
+                **kinds[number % len(kinds)],
             )
             for number, answer in enumerate(partial_answers)
         )
@@ -96,11 +108,11 @@ def tokens_written(log_audit: LogAudit, names: Iterable[str]) -> dict[str, int]:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_answers_continue_after_worker_death(pools: Stack, how: signal.Signals) -> None:
-    """Greedy or sampled, they equal uninterrupted answers, and only the rest is computed."""
+    """Of any kind, they equal uninterrupted answers, and only the rest is computed."""
     running, log = await ready(pools), pools.settings.log
     async with client_of(running) as client:
         partial_answers = [Answer() for _ in range(8)]
-        task = streams(client, partial_answers, how.name, LONG)
+        task = streams(client, partial_answers, how.name, LONG, KINDS)
         await until(lambda: have(partial_answers, AT_LEAST))
         answer = next(answer for answer in partial_answers if not answer.is_done)
         life = worker_id, epoch = await decoder(log, answer.headers["x-request-id"])

@@ -254,10 +254,8 @@ class ActiveRequests:
         if fault:
             stream.work = dataclasses.replace(work, kv=None)
         if fault and not stream.prefill and work.kv and work.kv.worker_id != identity.worker_id:
-            missed = kv_missed_phase(
-                stream, KvUnavailable(f"{stream.job_id}: {fault}").to_wire(), now_ms
-            )
-            self._report(missed, stream.headers)
+            error = KvUnavailable(f"{stream.job_id}: {fault}").to_wire()
+            self._report(kv_missed_phase(stream, error, now_ms), stream.headers)
         return Job(
             request_id=stream.job_id,
             phase=work.phase,
@@ -269,6 +267,9 @@ class ActiveRequests:
             kv_target=work.kv_target,
             work=work if work.probes is not None and not stream.prefill else None,
             prior_tokens=work.prior_tokens,
+            prior_chars=work.prior_chars,
+            template_kwargs="" if work.parsing is None else work.parsing.template_kwargs,
+            binds_reasoning=stream.parser is not None and stream.parser.binds_reasoning,
             cache_scope=work.cache_scope,
         )
 

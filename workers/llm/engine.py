@@ -24,6 +24,7 @@ from schemas.records import (
 )
 from schemas.rules.pairs import is_paired
 from workers.kv.block_log import BlockLog
+from workers.llm.stop_strings import StopText
 
 # Maps an engine's id to its `Capability.nixl_metadata`; None while the fleet does not list it.
 PeerMetadata = Callable[[str], bytes | None]
@@ -46,8 +47,11 @@ class Job:
     earlier KV of the session. An engine that cannot read it ignores it.
 
     A job may continue an answer: the last `prior_tokens` of `prompt_tokens` are then the answer's.
-    Its first new token has the number `prior_tokens`, and `sampling` counts the whole answer. If
-    the prior tokens already end the answer, its only output is the end (`early_end`).
+    Its first new token has the number `prior_tokens`, and `sampling` counts the whole answer: the
+    rest is the same as if one job had generated all of it. If the prior tokens already end the
+    answer, its only output is the end (`early_end`). `prior_chars` counts the characters that
+    readers have; with stop strings these are fewer than the prior tokens', and the first output
+    has the others.
 
     `work` is set if the answer searches while it is generated (`workers/llm/probing/`); engines
     ignore it.
@@ -63,6 +67,9 @@ class Job:
     kv_target: KvHandle | None = None
     work: Work | None = None
     prior_tokens: int = 0
+    prior_chars: int = 0
+    template_kwargs: str = ""  # variables of the chat template, as a JSON object, or none
+    binds_reasoning: bool = False  # the form binds from the first token on, not after reasoning
     cache_scope: str = ""  # cached blocks are shared only with jobs of the same scope
 
     @property
@@ -70,21 +77,37 @@ class Job:
         """Return whether prefill writes into decode's blocks while both engines have the job."""
         return is_paired(self.orchestration)
 
-    def early_end(self, end_ids: Container[int]) -> "Output | None":
+    @property
+    def continues_stops(self) -> bool:
+        """Return whether stop strings may begin or stand in the text of the prior tokens."""
+        return bool(self.prior_tokens and self.sampling.stop)
+
+    def early_end(self, end_ids: Container[int], stops: StopText | None = None) -> "Output | None":
         """Return the job's last output if its prior tokens already end the answer, else None.
 
         `end_ids` are the model's end-of-sequence tokens. No end counts within the first
-        `min_tokens`.
+        `min_tokens`. `stops` has taken the text of the prior tokens, if `continues_stops`.
         """
         sampling, prior_tokens = self.sampling, self.prior_tokens
+        if stops is not None and stops.matched_stop:
+            return Output(
+                request_id=self.request_id,
+                text=stops.flush(),
+                finish_reason="stop",
+                stop_reason=stops.matched_stop,
+            )
         if not 0 < prior_tokens > sampling.min_tokens:
             return None
         last = self.prompt_tokens[-1]
         by_model = last in end_ids and not sampling.ignore_eos
         if not by_model and last not in sampling.stop_token_ids:
             return None
-        reason = "" if by_model else str(last)
-        return Output(request_id=self.request_id, finish_reason="stop", stop_reason=reason)
+        return Output(
+            request_id=self.request_id,
+            text="" if stops is None else stops.flush(),
+            finish_reason="stop",
+            stop_reason="" if by_model else str(last),
+        )
 
 
 @frozen

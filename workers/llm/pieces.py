@@ -36,6 +36,33 @@ def texts_of(
     return [""] * (len(pieces) - 1) + [output.text]  # text may always lag its tokens
 
 
+class TextSteps:
+    """The text that each further token adds, as vLLM and tokenizers' decode stream define it."""
+
+    def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int]) -> None:
+        self._decode, self._ids = decode, list(prompt[-_CONTEXT_TOKENS:])
+        self._prefix, self._prefix_ids = "", 0
+        text = decode(self._ids)
+        if text.endswith(_INCOMPLETE):  # then the first text begins with the prompt's
+            self._ids = list(prompt)
+        else:
+            self._prefix, self._prefix_ids = text, len(self._ids)
+
+    def step(self, token: int) -> str:
+        """Return the text that a token completes; none within a character."""
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        if not text.startswith(self._prefix):
+            self._ids, self._prefix, self._prefix_ids = [token], "", 0
+            text = self._decode(self._ids)
+        if len(text) <= len(self._prefix) or text.endswith(_INCOMPLETE):
+            return ""
+        added = text[len(self._prefix) :]
+        self._ids = self._ids[self._prefix_ids :]
+        self._prefix, self._prefix_ids = self._decode(self._ids), len(self._ids)
+        return added
+
+
 def repeated_chars(decode: Callable[[list[int]], str], prompt: Sequence[int]) -> int:
     """Return how many characters of the prompt tokenizers' decode stream puts before an answer.
 

@@ -29,7 +29,20 @@ class StopText:
         self._stops = tuple(stop for stop in stops if stop)
         self._include_stop = include_stop
         self._buffer = ""
+        self._unsent, self._sent_chars = "", 0  # of a prior text, see `take_prior`
         self.matched_stop = ""
+
+    def take_prior(self, pieces: Sequence[str], *, min_tokens: int, sent_chars: int) -> None:
+        """Take the text of an answer's first tokens, of which `sent_chars` have been shown.
+
+        The next text that is returned continues after these.
+        """
+        text = ""
+        for token_count, piece in enumerate(pieces, 1):
+            text += self.feed(piece, may_stop=token_count > min_tokens)
+            if self.matched_stop:
+                break
+        self._unsent, self._sent_chars = text[sent_chars:], max(0, sent_chars - len(text))
 
     def feed(self, piece: str, *, may_stop: bool = True) -> str:
         """Return the text that is now certain; a stop string sets `matched_stop`."""
@@ -40,15 +53,22 @@ class StopText:
             if matches:
                 at, self.matched_stop = min(matches, key=lambda pair: (pair[0], len(pair[1])))
                 self._buffer = ""
-                return text[: at + len(self.matched_stop) if self._include_stop else at]
+                return self._new(text[: at + len(self.matched_stop) if self._include_stop else at])
         keep = self._undecided(text)
         self._buffer = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        return self._new(text[: len(text) - keep])
 
     def flush(self) -> str:
         """Return the text held back; for an answer that ended without a stop string."""
         text, self._buffer = self._buffer, ""
-        return text
+        return self._new(text)
+
+    def _new(self, text: str) -> str:
+        """Return a text without what has been shown of it, after what has not."""
+        unsent, self._unsent = self._unsent, ""
+        repeated_chars = min(self._sent_chars, len(text))
+        self._sent_chars -= repeated_chars
+        return unsent + text[repeated_chars:]
 
     def _undecided(self, text: str) -> int:
         """Return the length of the longest suffix of the text that begins a stop string."""

@@ -43,11 +43,10 @@ def test_answer_too_large_for_request_restarts() -> None:
     assert prior_answer(plain_request(1 << 20), larger_answer) == (b"", 0)
 
 
-def test_request_with_stop_strings_may_not_continue() -> None:
-    plain = plain_request()
-    sampling = replace(plain.sampling, temperature=0.9, seed=3, logprobs=2, min_tokens=4)
-    assert may_continue(replace(plain, sampling=sampling))
-    assert not may_continue(replace(plain, sampling=replace(sampling, stop=("x",))))
+def test_request_continues_with_any_sampling() -> None:
+    plain, whole = plain_request(), example("trivium.Request")
+    assert isinstance(whole, Request) and whole.sampling.structured and whole.sampling.stop
+    assert may_continue(replace(plain, sampling=whole.sampling))
 
 
 def test_probing_request_awaits_progress_and_restarts() -> None:
@@ -55,9 +54,7 @@ def test_probing_request_awaits_progress_and_restarts() -> None:
     plain, whole = plain_request(), example("trivium.Request")
     assert isinstance(whole, Request) and whole.retrieval and whole.retrieval.probing
     searching = replace(plain, retrieval=whole.retrieval)
-    formed = replace(plain, sampling=replace(plain.sampling, stop=("x",)))
     for continues in (True, False):
         assert awaits_progress(searching, continues=continues)
         assert awaits_progress(plain, continues=continues) == continues
-        assert not awaits_progress(formed, continues=continues)
     assert prior_answer(searching, so_far(pack_tokens([5, 6]), 7)) == (b"", 0)

@@ -119,6 +119,7 @@ def job(
     orchestration: Orchestration = Orchestration.NONE,
     timeout_ms: int = 60_000,
     prior_tokens: int = 0,
+    prior_chars: int = 0,
     cache_scope: str = "",
     **sampling: Any,
 ) -> Job:
@@ -133,6 +134,7 @@ def job(
         kv_target=kv_target,
         orchestration=orchestration,
         prior_tokens=prior_tokens,
+        prior_chars=prior_chars,
         cache_scope=cache_scope,
     )
 

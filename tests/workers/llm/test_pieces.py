@@ -1,11 +1,13 @@
 """Outputs of several tokens, taken apart."""
 
+import random
+
 from tokenizers.decoders import DecodeStream
 
 from schemas.records import TokenLogprob
 from tests.workers.fakes import handle
 from workers.llm.engine import Output
-from workers.llm.pieces import repeated_chars, split, texts_of
+from workers.llm.pieces import TextSteps, repeated_chars, split, texts_of
 from workers.models.sim import make_tokenizer
 
 WORDS = {1: b"It", 2: b" costs", 3: b" \xe2\x82", 4: b"\xac", 5: b"", 6: b"9"}
@@ -24,6 +26,21 @@ def test_token_gets_text_that_it_completes() -> None:
     assert texts([1, 2], [3, 4, 6], " €9") == ["", " €", "9"]
     assert texts([1, 3], [4, 6], " €9") == [" €", "9"]
     assert texts([], [1, 2, 3], "It costs") == ["It", " costs", ""]
+
+
+def test_text_steps_are_those_of_decode_stream() -> None:
+    """For any tokens, also if they spell no characters."""
+    tokenizer, draws = make_tokenizer(), random.Random(5)
+    size = tokenizer.get_vocab_size()
+    for _ in range(200):
+        prompt = [draws.randrange(size) for _ in range(draws.randrange(1, 30))]
+        stream, steps = (
+            DecodeStream(prompt, skip_special_tokens=True),
+            TextSteps(tokenizer.decode, prompt),
+        )
+        for _ in range(40):
+            token = draws.randrange(3, 300) if draws.random() < 0.3 else draws.randrange(size)
+            assert steps.step(token) == (stream.step(tokenizer, token) or "")
 
 
 def test_unmatched_text_goes_to_last_token() -> None:

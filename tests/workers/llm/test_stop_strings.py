@@ -68,6 +68,30 @@ def test_stop_text_matches_regardless_of_pieces(pieces: list[str], stops: list[s
         assert not any(stop in whole for stop in stops)
 
 
+@given(
+    st.lists(st.text("ab", max_size=3), max_size=12),
+    st.lists(st.text("ab", min_size=1)),
+    st.integers(0, 12),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_stop_text_continues_after_prior_pieces(
+    pieces: list[str], stops: list[str], place: int, withheld: int, include_stop: bool
+) -> None:
+    """Also if the earlier engine has withheld more of the text, or less."""
+    whole, matched = feed_pieces(pieces, stops, include_stop=include_stop)
+    text = StopText(stops, include_stop=include_stop)
+    sent_chars = max(0, len(feed_pieces(pieces[:place], stops, include_stop=include_stop)[0]))
+    sent_chars = max(0, sent_chars - withheld)
+    text.take_prior(pieces[:place], min_tokens=0, sent_chars=sent_chars)
+    rest = ""
+    for piece in pieces[place:]:
+        if text.matched_stop:
+            break
+        rest += text.feed(piece)
+    assert (rest + text.flush(), text.matched_stop) == (whole[sent_chars:], matched)
+
+
 @pytest.mark.parametrize(
     ("text", "stop", "include", "expected"),
     [

@@ -35,6 +35,10 @@ class AnswerParser(Protocol):
     def sampling(self) -> Sampling:
         """Return the sampling for the engine, with the form that the tool choice demands."""
 
+    @property
+    def binds_reasoning(self) -> bool:
+        """Return whether the form binds the reasoning too, and not only what follows it."""
+
     def feed(self, token_ids: Sequence[int]) -> list[AnswerDelta]:
         """Take the next tokens; return their deltas. Raises InvalidAnswer if parsing fails."""
 

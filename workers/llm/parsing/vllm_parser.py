@@ -149,6 +149,11 @@ class TokenParser:
         self._token_ids: list[int] = []
         self._arguments: dict[int, str] = {}  # by the index of the call
 
+    @property
+    def binds_reasoning(self) -> bool:
+        """Return whether the form binds the reasoning too, and not only what follows it."""
+        return self._request.resolve_reasoning_ended(None, self._prompt) is True
+
     def feed(self, token_ids: Sequence[int]) -> list[AnswerDelta]:
         """Take the next tokens; return their deltas."""
         deltas: list[AnswerDelta] = []

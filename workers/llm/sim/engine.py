@@ -126,12 +126,21 @@ class SimEngine:
         if job.request_id in self._schedule.runs:  # added twice; the running job will answer
             _log.warning("request %s: already here", job.request_id)
             return
-        end = job.early_end(self._vocabulary.end_ids)
+        end = None if job.continues_stops else job.early_end(self._vocabulary.end_ids)
         if end is not None:
             self._emit([end])
             return
         try:
-            self._schedule.take(self._make_run(job))
+            run = self._make_run(job)
+            if job.continues_stops and run.writer is not None:
+                end = job.early_end(self._vocabulary.end_ids, run.writer.stops)
+            if end is None and run.has_ended and run.writer is not None:
+                text = run.writer.stops.flush()
+                end = Output(request_id=job.request_id, text=text, finish_reason="stop")
+            if end is not None:
+                self._emit([end])
+                return
+            self._schedule.take(run)
         except TriviumError as error:
             if job.is_paired:
                 self.exchange.reject(job, error)

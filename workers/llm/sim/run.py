@@ -57,6 +57,11 @@ class SimRun(BatchRow):
         return self.job.is_paired and self.job.phase is WorkPhase.PREFILL
 
     @property
+    def has_ended(self) -> bool:
+        """Return whether the prior tokens are all of its script."""
+        return bool(self.script) and self.prior_tokens >= len(self.script)
+
+    @property
     def salt(self) -> int:
         """Return the salt of the hashes by which its blocks are found."""
         return salt_of(self.job.cache_scope)
@@ -74,7 +79,7 @@ def make_run(
     sampling = job.sampling
     limit = min(sampling.max_tokens, space_tokens + job.prior_tokens)
     own_limit = settings.answer_tokens if not sampling.ignore_eos else 0
-    script = _script(job, digest, settings, vocabulary, limit)
+    script = _script(job, settings, vocabulary, limit)
     if script:
         own_limit = len(script) if len(script) <= limit else 0
     seed = mix((sampling.seed or 0) % (1 << 64)) | 1 if sampling.temperature > 0 else 0
@@ -90,25 +95,19 @@ def make_run(
         request_id=job.request_id,
         job=job,
         digest=digest,
-        writer=Writer(sampling, vocabulary, script)
-        if script or Writer.is_needed(sampling)
-        else None,
+        writer=Writer(job, vocabulary, script) if script or Writer.is_needed(sampling) else None,
         ends_itself=bool(own_limit) and (own_limit < limit or bool(script)),
     )
 
 
-def _script(
-    job: Job, digest: Digest, settings: SimSettings, vocabulary: Vocabulary, limit: int
-) -> Script:
+def _script(job: Job, settings: SimSettings, vocabulary: Vocabulary, limit: int) -> Script:
     """Return the tokens of an answer that is not drawn token by token; they depend on prompt and
     seed. The answer has a constrained form, or allowed tokens only, or the prompt has its text
     (`sim.scripted`)."""
     sampling = job.sampling
-    own_tokens = len(job.prompt_tokens) - job.prior_tokens  # without the answer's
+    prompt = job.prompt_tokens[: len(job.prompt_tokens) - job.prior_tokens]
     if settings.scripted:
-        text = vocabulary.tokenizer.decode(
-            list(job.prompt_tokens[:own_tokens]), skip_special_tokens=False
-        )
+        text = vocabulary.tokenizer.decode(list(prompt), skip_special_tokens=False)
         _, opening, rest = text.rpartition(SCRIPT_MARKS[0])
         if opening:
             return vocabulary.script(rest.partition(SCRIPT_MARKS[1])[0])
@@ -118,10 +117,9 @@ def _script(
     if (highest := max(sampling.allowed_token_ids, default=0)) >= vocab:
         raise InvalidRequest(f"allowed_token_ids: expected ids below {vocab}, found {highest}")
     base_seed = (sampling.seed or 0) if sampling.temperature > 0 else 0
+    seed = mix((base_seed + crc32(pack_tokens(prompt))) & MASK)
     if sampling.structured is not None:
-        seed = base_seed + digest.tail + sum(digest.chain[-1:])
-        return _script_in_form(sampling.structured, sampling, mix(seed & MASK), vocabulary, limit)
-    seed = mix((base_seed + crc32(pack_tokens(job.prompt_tokens[:own_tokens]))) & MASK)
+        return _script_in_form(sampling.structured, sampling, seed, vocabulary, limit)
     return vocabulary.allowed_script(sampling, seed, limit + 1, settings.end_every_tokens)
 
 

@@ -17,6 +17,8 @@ from tokenizers.decoders import DecodeStream
 
 from schemas.errors import ConfigError
 from schemas.records import Sampling, TokenLogprob, TopLogprob
+from workers.llm.engine import Job
+from workers.llm.pieces import TextSteps
 from workers.llm.sim.arena import MASK, mix
 from workers.llm.stop_strings import StopText
 from workers.models.sim import END, SIM_MODEL, WORDS, make_tokenizer
@@ -44,10 +46,15 @@ class Vocabulary:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of sampled tokens, or of a script's tokens."""
+        sampled = self.sampled_texts(token_ids)
+        return str(self.tokenizer.decode(list(token_ids))) if sampled is None else "".join(sampled)
+
+    def sampled_texts(self, token_ids: Sequence[int]) -> list[str] | None:
+        """Return the text of each token; None if one of them is never sampled."""
         token_texts = {token[0]: text for token, text in zip(self.ids, self.texts, strict=True)}
         if token_texts.keys() >= set(token_ids):
-            return "".join(token_texts[token] for token in token_ids)
-        return str(self.tokenizer.decode(list(token_ids)))
+            return [token_texts[token] for token in token_ids]
+        return None
 
     def script(self, text: str) -> Script:
         """Return the tokens of a text; a character of several tokens is with the last of them."""
@@ -143,10 +150,27 @@ def _pieces(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[int, str]]:
 class Writer:
     """Text, log-probabilities and stop conditions of one answer that needs them."""
 
-    def __init__(self, sampling: Sampling, vocabulary: Vocabulary, script: Script = ()) -> None:
-        self._sampling, self._vocabulary, self._script = sampling, vocabulary, script
-        self._text = StopText(sampling.stop, include_stop=sampling.include_stop)
+    def __init__(self, job: Job, vocabulary: Vocabulary, script: Script = ()) -> None:
+        sampling = job.sampling
+        self._job, self._sampling = job, sampling
+        self._vocabulary, self._script = vocabulary, script
+        self.stops = StopText(sampling.stop, include_stop=sampling.include_stop)
         self._stop_ids = frozenset(sampling.stop_token_ids)
+        if job.continues_stops:
+            self.stops.take_prior(
+                self._prior_texts(), min_tokens=sampling.min_tokens, sent_chars=job.prior_chars
+            )
+
+    def _prior_texts(self) -> list[str]:
+        """Return the text of each of the answer's prior tokens."""
+        prior = self._job.prompt_tokens[-self._job.prior_tokens :]
+        if self._script:
+            return [text for _, text in self._script[: len(prior)]]
+        sampled = self._vocabulary.sampled_texts(prior)
+        if sampled is not None:
+            return sampled
+        steps = TextSteps(self._vocabulary.text, ())
+        return [steps.step(token) for token in prior]
 
     @staticmethod
     def is_needed(sampling: Sampling) -> bool:
@@ -171,13 +195,13 @@ class Writer:
         may_stop = token_count > self._sampling.min_tokens
         if token_id in self._stop_ids and may_stop:
             piece = special if self._sampling.include_stop else ""
-            return self._text.feed(piece, may_stop=False) + self._text.flush(), str(token_id)
-        text = self._text.feed(plain_text, may_stop=may_stop)
-        return text, self._text.matched_stop or None
+            return self.stops.feed(piece, may_stop=False) + self.stops.flush(), str(token_id)
+        text = self.stops.feed(plain_text, may_stop=may_stop)
+        return text, self.stops.matched_stop or None
 
     def flush(self) -> str:
         """Return the text held back; for an answer that has ended."""
-        return self._text.flush()
+        return self.stops.flush()
 
     def logprobs(self, pick: int, raw: int, token_count: int) -> Sequence[TokenLogprob]:
         """Return made-up log-probabilities of the sampled token and its alternatives."""

@@ -18,7 +18,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 from schemas.records import Sampling, Structured, StructuredKind, TokenLogprob, TopLogprob
+from workers.llm.engine import Job
 from workers.llm.vllm.check import request_of
+from workers.llm.vllm.continued.state import PRIOR_TOKENS
 
 __all__ = ["EngineDeadError", "VLLMClientError", "tokens_input"]
 
@@ -27,9 +29,20 @@ _STEP_SMOOTHING = 0.1
 
 
 def sampling_params(
-    sampling: Sampling, *, max_tokens: int, kv_params: dict[str, Any] | None
+    sampling: Sampling,
+    *,
+    max_tokens: int,
+    kv_params: dict[str, Any] | None,
+    prior_tokens: int = 0,
+    stops: bool = True,
 ) -> SamplingParams:
-    """Convert `Sampling` to vLLM's class; raises ValueError if a value is out of range."""
+    """Convert `Sampling` to vLLM's class; raises ValueError if a value is out of range.
+
+    `prior_tokens` of the prompt are the answer's. With `stops`, vLLM looks for the stop strings.
+    """
+    extra: dict[str, Any] = {"kv_transfer_params": dict(kv_params)} if kv_params else {}
+    if prior_tokens:
+        extra[PRIOR_TOKENS] = prior_tokens
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min(sampling.min_tokens, max_tokens),
@@ -41,7 +54,7 @@ def sampling_params(
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
-        stop=list(sampling.stop),
+        stop=list(sampling.stop) if stops else [],
         stop_token_ids=list(sampling.stop_token_ids),
         include_stop_str_in_output=sampling.include_stop,
         ignore_eos=sampling.ignore_eos,
@@ -51,10 +64,19 @@ def sampling_params(
         allowed_token_ids=list(sampling.allowed_token_ids) or None,
         bad_words=list(sampling.bad_words),
         structured_outputs=_structured(sampling.structured),
-        extra_args={"kv_transfer_params": dict(kv_params)} if kv_params else None,
+        extra_args=extra or None,
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,  # the object is used for one request only
     )
+
+
+def reasoning_arguments(job: Job) -> dict[str, Any]:
+    """Return the arguments of `generate` that say where an answer's form begins."""
+    arguments: dict[str, Any] = {"reasoning_ended": True} if job.binds_reasoning else {}
+    if job.template_kwargs:
+        kwargs = {"chat_template_kwargs": json.loads(job.template_kwargs)}
+        arguments["reasoning_parser_kwargs"] = kwargs
+    return arguments
 
 
 def _structured(constraint: Structured | None) -> StructuredOutputsParams | None:

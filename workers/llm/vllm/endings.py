@@ -38,7 +38,10 @@ class KvEndings:
         """
         name, reason = run.job.request_id, output.finish_reason
         if reason not in ("stop", "length"):
-            failed = EngineFailed(f"{name}: vLLM ended it with {reason!r}")
+            job, why = run.job, ""
+            if job.prior_tokens and job.sampling.structured is not None:
+                why = f"; its form may refuse the answer's first {job.prior_tokens} tokens"
+            failed = EngineFailed(f"{name}: vLLM ended it with {reason!r}{why}")
             return replace(output, finish_reason="error", error=failed.to_wire())
         if run.hands_over and (run.job.is_paired or reason == "length"):
             return self._hand_over(run, output, kv_params)

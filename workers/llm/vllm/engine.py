@@ -42,6 +42,7 @@ from workers.kv.block_log import BlockLog
 from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
 from workers.llm.pieces import repeated_chars, texts_of
 from workers.llm.vllm.check import HandleGate, job_problem, rest_of
+from workers.llm.vllm.continued.stops import ContinuedStops
 from workers.llm.vllm.endings import KvEndings
 from workers.llm.vllm.handover import Handover, Releases
 from workers.llm.vllm.receive import Receiver
@@ -110,7 +111,8 @@ class VllmEngine:
             raise
 
     def add(self, job: Job) -> None:
-        name, end, job = job.request_id, job.early_end(self._launched.end_ids), rest_of(job)
+        name, whole, job = job.request_id, job, rest_of(job)
+        end = None if whole.continues_stops else whole.early_end(self._launched.end_ids)
         if name in self._runs.active or name in self._writes:  # added twice; the first answers
             log.warning("request %s: already here", name)
             return
@@ -129,6 +131,12 @@ class VllmEngine:
             return
         if job.prior_tokens:
             run.repeated_chars = repeated_chars(self._decoder(job), job.prompt_tokens)
+        if whole.continues_stops:
+            run.stops = ContinuedStops.of(whole, self._decoder(job))
+            end = whole.early_end(self._launched.end_ids, run.stops.stops)
+            if end is not None:
+                self._put(end)
+                return
         self._receiver.prepare(run, now_ms)
         self._runs.add(run, now_s)
         left_s = max(0.0, (job.deadline_ms - now_ms) / 1_000)
@@ -273,13 +281,20 @@ class VllmEngine:
         """Run the job once; return "again" if its KV did not arrive and no token was sampled."""
         job, api = run.job, self._api
         params = api.sampling_params(
-            job.sampling, max_tokens=run.max_tokens, kv_params=run.kv_params
+            job.sampling,
+            max_tokens=run.max_tokens,
+            kv_params=run.kv_params,
+            prior_tokens=job.prior_tokens,
+            stops=run.stops is None,
         )
         prompt = api.tokens_input(list(job.prompt_tokens), cache_salt=job.cache_scope or None)
+        reasoning = api.reasoning_arguments(job)
         wait_s = max(0.0, (run.awaited_ms - wall_ms()) / 1_000) if run.awaited_ms else None
         try:
             async with asyncio.timeout(wait_s) as limit:
-                async with aclosing(self._llm.generate(prompt, params, job.request_id)) as stream:
+                async with aclosing(
+                    self._llm.generate(prompt, params, job.request_id, **reasoning)
+                ) as stream:
                     async for result in stream:
                         limit.reschedule(None)
                         if not self._runs.holds(run):
@@ -320,7 +335,9 @@ class VllmEngine:
             transfer_ms=transfer_ms,
             kv_missed=missed,
         )
-        if not part.finish_reason:
+        if run.stops is not None:
+            output = run.stops.cut(output)
+        if not output.finish_reason:
             self._put(output)
         else:
             last = self._endings.output(run, output, result.kv_transfer_params)

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -23,6 +23,8 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from schemas.model.parser_rules import NONE
+from schemas.model.parsers import known_parsers, parsers_of
 from schemas.records import Capability
 from schemas.settings import ModelSettings
 from workers.kv.network import LOOPBACK, ucx_variables
@@ -128,8 +130,13 @@ def engine_args(
         "disable_log_stats": True,
         "enable_log_requests": False,
     }
-    if not Path(args["model"]).is_dir():
+    if Path(args["model"]).is_dir():
+        names = known_parsers(replace(model, path=args["model"]))
+    else:
         args["revision"] = args["tokenizer_revision"] = model.pinned
+        names = parsers_of(model)
+    if names.reasoning != NONE:
+        args["reasoning_parser"] = names.reasoning  # then forms begin after the reasoning
     if step_tokens := settings.step_tokens_max(is_cpu=is_cpu):
         args["max_num_batched_tokens"] = step_tokens
     if settings.kv_cache_bytes:

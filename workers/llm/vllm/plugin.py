@@ -10,8 +10,9 @@ Theory of operation. Each patch, with the problem without it on one small machin
 - A prompt with a seed that takes several steps ends a CPU engine (`keep_draws`).
 - Blocks are allocated in the order in which they became free, mostly backwards, so neighbours are
   read one by one (`sort_blocks`).
+- A form, a penalty or bad words begin anew where an answer continues (`keep_prior_state`).
 - Each process imports all of vLLM, 10 CPU seconds (`fork_children`, if this one was forked).
-The first two and the last three are always applied, the others if `workers/llm/vllm/launch.py`
+The first two and the last four are always applied, the others if `workers/llm/vllm/launch.py`
 sets their environment variables. A patch whose target this vLLM lacks is skipped and logged.
 """
 
@@ -32,6 +33,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from workers import forks
+from workers.llm.vllm.continued import state
 from workers.llm.vllm.preload import BIND_VARIABLE
 
 OWNER_VARIABLE = "TRIVIUM_PLUGIN_OWNER_PID"
@@ -61,7 +63,7 @@ def register() -> None:
         give_way(int(os.environ.get(NICE_VARIABLE, "0")))
     for mend in (
         *(_calm_nixl_when_loaded, calm_waiting, calm_queues, keep_binding),
-        *(sort_blocks, keep_draws, fork_children),
+        *(sort_blocks, keep_draws, keep_prior_state, fork_children),
     ):
         try:
             mend()
@@ -254,6 +256,22 @@ def keeping_draws(sample: Callable[..., Any]) -> Callable[..., Any]:
 
     sample_keeping.keeps = True  # type: ignore[attr-defined]  # marks the replacement
     return sample_keeping
+
+
+def keep_prior_state() -> None:
+    """Let grammars and counts of output tokens include a continued answer's prior tokens."""
+    from vllm.v1.core.sched.output import NewRequestData
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.structured_output import StructuredOutputManager
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+    for owner, name, wrap in (
+        (StructuredOutputManager, "_create_grammar", state.feeding_prior_tokens),
+        (Scheduler, "_make_cached_request_data", state.telling_prior_outputs),
+        (InputBatch, "add_request", state.counting_prior_outputs),
+    ):
+        setattr(owner, name, wrap(getattr(owner, name)))
+    NewRequestData.from_request = state.splitting_prior_outputs(NewRequestData.from_request)
 
 
 def fork_children() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from schemas.errors import TriviumError
 from schemas.records import KvHandle
 from workers.llm.engine import Job, Output
+from workers.llm.vllm.continued.stops import ContinuedStops
 
 _KV_FULL = 0.95
 
@@ -41,6 +42,7 @@ class VllmRun:
     cached_tokens: int = 0
     task: asyncio.Task[None] | None = None
     deadline: asyncio.TimerHandle | None = None
+    stops: ContinuedStops | None = None  # if the answer is continued and has stop strings
     repeated_chars: int = 0  # characters of the prompt at the start of the first text
 
     def new_text(self, text: str) -> str:

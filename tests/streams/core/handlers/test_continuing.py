@@ -168,11 +168,13 @@ FORM = Structured(kind=StructuredKind.JSON_OBJECT, value="")
     ],
     ids=["form", "stop strings", "forbidden words", "presence", "frequency"],
 )
-def test_request_restarts_at_once_when_engine_keeps_sampling_state(sampling: Sampling) -> None:
+def test_request_continues_whatever_its_sampling(sampling: Sampling) -> None:
+    """Engines rebuild the state of a form, of penalties and of stop strings from the tokens."""
     on = replicas(2, says_at_once=False)
     on.request("r1", sampling=sampling)
     lose(on)
-    assert not on.voids and (on.works[-1].attempt, on.works[-1].prior_tokens) == (2, 0)
+    on.report_progress("r1", 1, *SAID)
+    assert (on.works[-1].attempt, on.works[-1].prior_tokens) == (2, 3)
 
 
 @pytest.mark.parametrize("continues", [True, False])

@@ -2,11 +2,13 @@
 
 import socket
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.errors import ConfigError
+from schemas.settings import ModelSettings
 from workers.llm.vllm.settings import VllmSettings
 
 
@@ -55,3 +57,16 @@ def test_launch_reserves_side_channel_port_until_engine_listens() -> None:
             other_socket.bind(("localhost", port))
         with socket.create_server(("localhost", port)):  # allows reuse, as ZeroMQ does
             pass
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("setting", "expected"), [("qwen3", "qwen3"), ("none", ""), ("auto", "")])
+def test_launch_tells_vllm_where_reasoning_ends(
+    tmp_path: Path, setting: str, expected: str
+) -> None:
+    """A form must not bind the reasoning before the answer."""
+    launcher = import_module("workers.llm.vllm.launch")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    model = ModelSettings(path=str(tmp_path), reasoning_parser=setting)
+    args = launcher.engine_args(VllmSettings(), model, "sockets", "engine", has_transfer=False)
+    assert args.reasoning_parser == expected
