@@ -42,7 +42,7 @@ def check_call(body: Json, endpoint: str = "") -> CheckedCall:
     match endpoint:
         case lines.RESPONSES:
             response = _response(body)
-            return CheckedCall(response.chat(), response)
+            return CheckedCall(response.chat(ignores_unserved=True), response)
         case lines.EMBEDDINGS:
             return CheckedCall(_embeddings(body))
         case lines.CHAT:

@@ -30,7 +30,6 @@ LENGTH = 26
 _TIME_DIGITS = 10  # of 5 bits each, for the 48 bits of the time
 CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX = "chatcmpl-", "cmpl-", "resp_"
 MESSAGE_PREFIX, SEARCH_PREFIX = "msg_", "fs_"  # of items of a response; of messages
-IN_NO_PROMPT = (SEARCH_PREFIX, "rs_")  # of items that no prompt contains: searches, reasoning
 STORE_PREFIX = "vs_"
 
 

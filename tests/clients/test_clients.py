@@ -60,6 +60,18 @@ async def running(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 @pytest.fixture(scope="module")
+async def parsing(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """One replica, which answers what the prompt says, and parses it with vLLM's parsers."""
+    settings = sim_settings(await _fresh_topics(bootstrap), scripted=True)
+    model = replace(
+        settings.model, tool_parser="hermes", reasoning_parser="qwen3", max_model_len=8_192
+    )
+    settings = replace(settings, model=model)
+    async with stack(settings, tmp_path_factory.mktemp("parsing"), replica=1) as running_stack:
+        yield running_stack
+
+
+@pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder with which a benchmark counts tokens."""
     return str(make_sim_model(tmp_path_factory.mktemp("models") / "sim"))
@@ -92,6 +104,11 @@ async def run(*command: str | Path, env: Mapping[str, str] | None = None, cwd: P
 )
 async def test_python_client_calls_gateway(running: Stack, name: str) -> None:
     await run(BIN / "python", CALLS / f"{name}.py", running.gateway_urls[0])
+
+
+@pytest.mark.parametrize("name", ["openai_agents_client"])
+async def test_agent_calls_tools(parsing: Stack, name: str) -> None:
+    await run(BIN / "python", CALLS / f"{name}.py", parsing.gateway_urls[0])
 
 
 @pytest.mark.parametrize("name", ["openai_node", "vercel_ai"])

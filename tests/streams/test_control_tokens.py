@@ -47,7 +47,14 @@ CHATS: dict[str, Callable[[str], dict[str, Any]]] = {  # by what says the text
         {"role": "user", "name": text[: len(text) // 2], "content": text[len(text) // 2 :]}
     ),
     "role": lambda text: _chat_with({"role": text, "content": "x"}),
-    "result": lambda text: _chat_with({"role": "tool", "tool_call_id": text, "content": text}),
+    "result": lambda text: _chat_with(
+        {"role": "assistant", "tool_calls": [{"id": text, "function": {"name": "f"}}]},
+        {"role": "tool", "tool_call_id": text, "content": text},
+    ),
+    "reasoning": lambda text: _chat_with(
+        {"role": "assistant", "reasoning": text, "content": "x"},
+        {"role": "assistant", "reasoning_content": text, "content": "x"},
+    ),
     "call": lambda text: _called({"name": text, "arguments": json.dumps({"a": [text]})}),
     "argument": lambda text: _called({"name": "f", "arguments": json.dumps({text: "v"})}),
     "call as text": lambda text: _called({"name": "f", "arguments": json.dumps({"t": text})}),
@@ -57,7 +64,7 @@ CHATS: dict[str, Callable[[str], dict[str, Any]]] = {  # by what says the text
     "tool": lambda text: chat(
         "x",
         tool_choice="none",
-        tools=[_tool(text, text, {text: {"type": "string", "enum": [text]}})],
+        tools=[_tool("f", text, {text: {"type": "string", "enum": [text]}})],
     ),
     "variable": lambda text: chat("x", chat_template_kwargs={"words": [{text: text}]}),
     "variable by itself": lambda text: chat("x", chat_template_kwargs={"word": f"{text} x"}),
@@ -72,8 +79,8 @@ CHATS: dict[str, Callable[[str], dict[str, Any]]] = {  # by what says the text
 }
 
 
-def _chat_with(message: dict[str, Any]) -> dict[str, Any]:
-    return chat("x", messages=[{"role": "user", "content": "x"}, message])
+def _chat_with(*messages: dict[str, Any]) -> dict[str, Any]:
+    return chat("x", messages=[{"role": "user", "content": "x"}, *messages])
 
 
 def _part(text: str) -> dict[str, Any]:
@@ -110,6 +117,8 @@ async def in_response(gateway: InProcessGateway, _: Steered, text: str) -> Seque
     gateway.log.on_request = lambda request: answer(gateway, request, [f"{text} x"], citations=())
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": text}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]},
+        {"type": "custom_tool_call", "call_id": f"{text}x", "name": text, "input": text},
         {"type": "function_call", "call_id": text, "name": text, "arguments": f'{{"a": "{text}"}}'},
         {"type": "function_call_output", "call_id": text, "output": text},
     ]

@@ -306,8 +306,8 @@ def _in_words(messages: Sequence[Json]) -> list[Json]:
             joins = is_result
             continue
         plain = {"role": role, "content": text.lstrip("\n") if "tool_calls" in message else text}
-        if "name" in message and not is_result:
-            plain["name"] = message["name"]
+        fields = () if is_result else ("name", "reasoning", "reasoning_content")
+        plain |= {name: message[name] for name in fields if name in message}
         plain_messages.append(plain)
         joins = is_result
     return plain_messages

@@ -34,9 +34,9 @@ EXTENSIONS = frozenset(
         *("retrieval", "priority", "cache_salt", "trivium"),
     }
 )
-_HARMLESS = HARMLESS | {"max_tool_calls"}  # an answer has at most one search
+# A client's own notes; an answer calls the tools of this server at most once.
+_HARMLESS = HARMLESS | {"max_tool_calls", "client_metadata"}
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "service_tier": ("auto", "default"),
     "conversation": (),
     "prompt": (),
     "moderation": (),
@@ -45,8 +45,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "image": (),
 }
 _ADVICE = {
-    "service_tier": "use `priority` (interactive, standard or batch)",
-    "conversation": "use previous_response_id",
+    "conversation": "conversations are not kept as objects; use previous_response_id",
     "prompt": "no prompt templates are kept here; send the messages",
 }
 
@@ -65,7 +64,7 @@ class TextConfig(StrictBody):
     """Options of the answer's text."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # for templates that use it
 
 
 class RankingOptions(StrictBody):
@@ -76,7 +75,7 @@ class RankingOptions(StrictBody):
 
 
 class FileSearchTool(StrictBody):
-    """A search in a collection before the answer begins; no other tool is served."""
+    """A search in a collection before the answer begins; no other tool runs on the server."""
 
     type: Literal["file_search"]
     vector_store_ids: list[str] = Field(min_length=1)
@@ -113,6 +112,8 @@ class ResponsesBody(StrictBody):
     truncation: Literal["auto", "disabled"] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -144,8 +145,6 @@ def refuse_fields(body: ResponsesBody) -> None:
     if text is None:
         return
     refuse_extras("text", text)
-    if text.verbosity not in (None, "medium"):
-        raise InvalidRequest("text.verbosity: not supported; leave it out", "text.verbosity")
     if text.format is not None:
         refuse_extras("text.format", text.format)
 

@@ -49,22 +49,27 @@ def _check_tool(tool: Json, where: str) -> None:
             f"{where}.type: expected function, found {shorten(tool.get('type'))}", f"{where}.type"
         )
     function = tool.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if not isinstance(function, dict):
         raise InvalidRequest(
             f"{where}.function: expected a function with a name, found {shorten(tool)}",
             f"{where}.function",
         )
-    if not _NAME.fullmatch(function["name"]):
+    check_function(function, f"{where}.function")
+
+
+def check_function(function: Json, where: str) -> None:
+    """Check the name of a function, and that its parameters are an object; raises
+    InvalidRequest."""
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(
-            f"{where}.function.name: expected 1 to 128 letters, digits or _.:/-, found "
-            f"{shorten(function['name'])}",
-            f"{where}.function.name",
+            f"{where}.name: expected 1 to 128 letters, digits or _.:/-, found {shorten(name)}",
+            f"{where}.name",
         )
-    if not isinstance(function.get("parameters"), dict | None):
+    if not isinstance(parameters, dict | None):
         raise InvalidRequest(
-            f"{where}.function.parameters: expected a JSON schema, found "
-            f"{shorten(function['parameters'])}",
-            f"{where}.function.parameters",
+            f"{where}.parameters: expected a JSON schema, found {shorten(parameters)}",
+            f"{where}.parameters",
         )
 
 

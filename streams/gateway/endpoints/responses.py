@@ -4,13 +4,14 @@ The chat is accepted as any other. Its call is stored on topic `responses`, with
 messages; the answer is already on `tokens`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import orjson
 
 from schemas.errors import PromptTooLong
 from schemas.records import StoredResponse
-from streams.calls.ids import Conversation
+from streams.calls.ids import Conversation, call_text
 from streams.calls.request.body import parse
 from streams.calls.request.responses_body import ResponsesBody, refuse_fields
 from streams.calls.requests import Inquiry, accept, options_of
@@ -29,7 +30,7 @@ from streams.gateway.state import Gateway
 from streams.openai.responses.call import EarlierTurns, ResponseCall
 from streams.openai.responses.events import ResponseEvents
 from streams.openai.responses.form import Form, whole_of
-from streams.openai.responses.items import items_of
+from streams.openai.responses.items import Item, items_of, messages_of
 
 ACCEPTED = "accepted"
 
@@ -97,14 +98,14 @@ async def _answer(
     async def write() -> str:
         if call.waits_for_end:
             outcome = await write_whole(exchange, call, lambda: whole_of(form, call))
-            text = call.streams[0].drain()
+            output = form.output_of(call.streams[0])
         else:
             keepalive = KEEPALIVE if inquiry.options.event_ids else b""
             writer = ResponseEvents(form, call, keepalive=keepalive)
             outcome = await write_stream(exchange, call, writer)
-            text = writer.text
+            output = writer.output
         if outcome == COMPLETED:
-            gateway.remember(conversation, text)
+            _remember(gateway, conversation, form.items(call.streams[0], output, COMPLETED))
         return outcome
 
     if form.is_background and call.waits_for_end:
@@ -113,3 +114,13 @@ async def _answer(
         await exchange.send_whole(orjson.dumps(form.initial_response()), reply_headers(call))
         return ACCEPTED
     return await answer(gateway, exchange, call, write, keeps_running=inquiry.options.keeps_running)
+
+
+def _remember(gateway: Gateway, conversation: Conversation, items: Sequence[Item]) -> None:
+    """Remember an answer that is one message for the conversation's next turn."""
+    messages = messages_of(items)
+    if len(messages) != 1:
+        return
+    calls = messages[0].get("tool_calls", ())
+    texts = [call_text(called["id"], **called["function"]) for called in calls]
+    gateway.remember(conversation, messages[0]["content"], texts)

@@ -13,14 +13,14 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from schemas.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest
+from schemas.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest, NotFound
 from schemas.records import Cancellation, CancelReason
-from streams.calls.ids import IN_NO_PROMPT, MESSAGE_PREFIX, RESPONSE_PREFIX, new_request_id
+from streams.calls.ids import RESPONSE_PREFIX, new_request_id
 from streams.calls.request.responses_body import check_include
 from streams.calls.stream.answers import call_error
 from streams.calls.stream.chunks import KEEPALIVE
 from streams.calls.stream.event_id import ClientPosition
-from streams.calls.stream.hub import DEADLINE_GRACE_MS, Call, CallStream, Hub
+from streams.calls.stream.hub import DEADLINE_GRACE_MS, Call, Hub
 from streams.gateway.endpoints.resume import RESUME_MS, read_on, resumed_call
 from streams.gateway.http.delivery import COMPLETED
 from streams.gateway.http.entry import HttpExchange
@@ -28,12 +28,14 @@ from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
 from streams.openai.responses.call import EarlierTurns
 from streams.openai.responses.events import ResponseEvents
-from streams.openai.responses.form import AnswerText, Form, whole_of
+from streams.openai.responses.form import PREFIXES, Form, whole_of
 from streams.openai.responses.items import REFERENCE, Item, messages_of
+from streams.openai.responses.response_id import NAME_CHARS
 
 _INCLUDED = ("include", "include[]")
 _NUMBER_MAX = 1 << 53
 REFERENCES_MAX = 64  # per call; each is read from the log
+_IN_NO_PROMPT = ("fs_", "rs_")  # ids of items that a prompt can do without
 _ITEMS, _ITEMS_MAX, _PARAMETERS_MAX = 20, 100, 32
 
 
@@ -41,18 +43,17 @@ async def load_conversation(
     gateway: Gateway, exchange: HttpExchange, response_id: str
 ) -> EarlierTurns:
     """Return the conversation that ends with a response; raises NotFound, InvalidRequest."""
-    form, stream = await _load_answer(gateway, exchange, response_id, "previous_response_id")
+    form, items = await _load_answer(gateway, exchange, response_id, "previous_response_id")
     record = form.record
     history = [*orjson.loads(record.history), *messages_of(orjson.loads(record.input))]
-    answer = {"role": "assistant", "content": "".join(stream.texts)}
-    return EarlierTurns(session_id=record.session_id, messages=[*history, answer])
+    return EarlierTurns(session_id=record.session_id, messages=[*history, *messages_of(items)])
 
 
 async def resolve_references(
     gateway: Gateway, exchange: HttpExchange, items: Sequence[Item]
 ) -> list[Item]:
-    """Return the items of a call, with references replaced by the answers; raises NotFound,
-    InvalidRequest."""
+    """Return the items of a call, with references replaced by the items of answers; raises
+    NotFound, InvalidRequest."""
     references = [i for i, item in enumerate(items) if item["type"] == REFERENCE]
     if len(references) > REFERENCES_MAX:
         raise InvalidRequest(
@@ -61,21 +62,31 @@ async def resolve_references(
             "input",
         )
     resolved_items = list(items)
+    answers: dict[str, Mapping[str, Item]] = {}  # by the response: its items by their ids
     for i in references:
-        name, param = items[i]["id"], f"input.{i}.id"
-        if not name.startswith(IN_NO_PROMPT):
-            response_id = RESPONSE_PREFIX + name.removeprefix(MESSAGE_PREFIX)
-            form, stream = await _load_answer(gateway, exchange, response_id, param)
-            resolved_items[i] = form.message(
-                stream, AnswerText(text="".join(stream.texts)), COMPLETED
-            )
+        item_id = items[i]["id"]
+        prefix = next((prefix for prefix in PREFIXES if item_id.startswith(prefix)), "")
+        response_id = RESPONSE_PREFIX + item_id.removeprefix(prefix)[:NAME_CHARS]
+        try:
+            if response_id not in answers:
+                param = f"input.{i}.id"
+                _, output = await _load_answer(gateway, exchange, response_id, param)
+                answers[response_id] = {item["id"]: item for item in output}
+            if item_id not in answers[response_id]:
+                raise NotFound(f"input.{i}.id: the response has no item {item_id[:120]!r}")
+        except NotFound:
+            if item_id.startswith(_IN_NO_PROMPT):
+                continue
+            raise
+        resolved_items[i] = answers[response_id][item_id]
     return resolved_items
 
 
 async def _load_answer(
     gateway: Gateway, exchange: HttpExchange, response_id: str, param: str
-) -> tuple[Form, CallStream]:
-    """Return a response that has ended with an answer; raises NotFound, InvalidRequest."""
+) -> tuple[Form, list[Item]]:
+    """Return a response that has ended with an answer, and its output items; raises NotFound,
+    InvalidRequest."""
     form = await _find(gateway, exchange, response_id)
     call = await _answer_by_now(gateway, exchange, form)
     (stream,) = call.streams
@@ -85,7 +96,7 @@ async def _load_answer(
         raise InvalidRequest(
             f"{param}: expected a response that was answered, found one that is {why}", param
         )
-    return form, stream
+    return form, form.items(stream, form.output_of(stream), COMPLETED)
 
 
 async def retrieve(gateway: Gateway, exchange: HttpExchange) -> str:

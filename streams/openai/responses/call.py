@@ -15,7 +15,8 @@ from streams.calls.request.responses_body import ResponsesBody
 from streams.calls.stream.event_id import StreamKey
 from streams.openai.responses.chat import chat_body
 from streams.openai.responses.form import Json
-from streams.openai.responses.items import Item, messages_of
+from streams.openai.responses.items import Item, check_results, messages_of
+from streams.openai.responses.tools import stored_tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +42,15 @@ class ResponseCall:
         system = [{"role": "system", "content": instructions}] if instructions else []
         return [*system, *self.earlier.messages, *messages_of(self.items)]
 
-    def chat(self) -> ChatBody:
-        """Build the chat that answers the call; raises InvalidRequest."""
+    def chat(self, *, ignores_unserved: bool = False) -> ChatBody:
+        """Build the chat that answers the call; raises InvalidRequest.
+
+        With `ignores_unserved`, tools that nobody here can run are left out if the call has others.
+        """
         if not (messages := self.messages):
             raise InvalidRequest("input: expected a message, found none", "input")
-        return chat_body(self.body, messages)
+        check_results(self.items, self.earlier.messages)
+        return chat_body(self.body, messages, ignores_unserved=ignores_unserved)
 
     async def take_in(
         self, served: ServedModel, settings: GatewaySettings, tenant: str = ""
@@ -53,10 +58,10 @@ class ResponseCall:
         """Check and tokenise the chat.
 
         With `truncation: auto`, the fewest possible first messages are left out of a chat that is
-        too long. Raises InvalidRequest and PromptTooLong.
+        too long. The results of a call go with it. Raises InvalidRequest and PromptTooLong.
         """
         self._texts(served.name)  # refuse values that cannot be stored before anything is computed
-        chat = self.chat()
+        chat = self.chat(ignores_unserved=settings.unserved_tools == "ignore")
         try:
             return await take_in_body(chat, served, settings, tenant)
         except PromptTooLong:
@@ -118,7 +123,11 @@ def _droppable(chat: ChatBody) -> list[int]:
 
 
 def _without_first(chat: ChatBody, count: int) -> ChatBody:
-    dropped = set(_droppable(chat)[:count])
+    """Leave out the first messages, and results of calls that are left out with them."""
+    droppable = _droppable(chat)
+    while count < len(droppable) - 1 and chat.messages[droppable[count]].role == "tool":
+        count += 1
+    dropped = set(droppable[:count])
     messages = [message for i, message in enumerate(chat.messages) if i not in dropped]
     return chat.model_copy(update={"messages": messages})
 
@@ -134,7 +143,7 @@ def _options(body: ResponsesBody, served: str) -> Json:
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
         "model": body.model or served,
-        "parallel_tool_calls": False,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
         "previous_response_id": body.previous_response_id,
         "service_tier": "default",
@@ -142,7 +151,7 @@ def _options(body: ResponsesBody, served: str) -> Json:
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": text,
         "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
+        "tools": stored_tools(body.tools or ()),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from schemas.errors import InvalidRequest
-from streams.calls.errors import shorten
 from streams.calls.request.body import ChatBody
 from streams.calls.request.responses_body import (
     EXTENSIONS,
@@ -13,13 +12,18 @@ from streams.calls.request.responses_body import (
     ResponsesBody,
     TextFormat,
     parse_fields,
-    refuse_extras,
 )
 from streams.openai.objects.filters import filter_text
+from streams.openai.responses.tools import tools_of
 
 
-def chat_body(body: ResponsesBody, messages: Sequence[dict[str, Any]]) -> ChatBody:
-    """Return the body of the chat that answers a call; raises InvalidRequest."""
+def chat_body(
+    body: ResponsesBody, messages: Sequence[dict[str, Any]], *, ignores_unserved: bool = False
+) -> ChatBody:
+    """Return the body of the chat that answers a call; raises InvalidRequest.
+
+    With `ignores_unserved`, tools that nobody here can run are left out if the call has others.
+    """
     extras = body.model_extra or {}
     fields: dict[str, Any] = {
         "model": body.model,
@@ -34,20 +38,25 @@ def chat_body(body: ResponsesBody, messages: Sequence[dict[str, Any]]) -> ChatBo
     }
     if LOGPROBS in (body.include or ()):
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    verbosity = None if body.text is None else body.text.verbosity
+    if verbosity is not None:
+        fields["chat_template_kwargs"] = {
+            "verbosity": verbosity,
+            **(fields.get("chat_template_kwargs") or {}),
+        }
     form = None if body.text is None else body.text.format
     if form is not None:
         fields["response_format"] = _response_format(form)
-    functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
-    if functions:
-        fields["tools"] = [{"type": "function", "function": function} for function in functions]
-        fields["tool_choice"] = body.tool_choice
-    tool = file_search_of(body)
-    if tool is not None:
+    tools = tools_of(body, ignores_unserved=ignores_unserved)
+    if tools.functions:
+        fields |= {"tools": tools.functions, "tool_choice": tools.choice}
+        fields["parallel_tool_calls"] = body.parallel_tool_calls
+    if tools.search is not None:
         if fields.get("retrieval") is not None:
             raise InvalidRequest(
                 "retrieval: the call has file_search; use one of them", "retrieval"
             )
-        fields["retrieval"] = _retrieval(tool)
+        fields["retrieval"] = _retrieval(tools.search)
     return parse_fields(ChatBody, fields)
 
 
@@ -73,48 +82,3 @@ def _retrieval(tool: FileSearchTool) -> dict[str, Any]:
     if tool.ranking_options is not None and tool.ranking_options.score_threshold is not None:
         retrieval["min_score"] = tool.ranking_options.score_threshold
     return retrieval
-
-
-def file_search_of(body: ResponsesBody) -> FileSearchTool | None:
-    """Return the file search that the call chooses, or None; raises InvalidRequest."""
-    tools = [
-        _file_search(tool, f"tools.{i}")
-        for i, tool in enumerate(body.tools or ())
-        if tool.get("type") != "function"
-    ]
-    if len(tools) > 1:
-        raise InvalidRequest("tools: expected one file_search at most, found several", "tools")
-    match body.tool_choice:
-        case None | "auto":
-            return tools[0] if tools else None
-        case "none":
-            return None
-        case "required" | {"type": "file_search"} if tools:
-            return tools[0]
-        case "required" | {"type": "function"} if len(tools) < len(body.tools or ()):
-            return None  # the chat's check decides about functions
-    raise InvalidRequest(
-        "tool_choice: expected none, auto, required or a tool that the call has, found "
-        f"{shorten(body.tool_choice)}",
-        "tool_choice",
-    )
-
-
-def _file_search(value: dict[str, Any], where: str) -> FileSearchTool:
-    if value.get("type") != "file_search":
-        raise InvalidRequest(
-            f"{where}.type: expected file_search, found {shorten(value.get('type'))}; no other "
-            "tools are served",
-            f"{where}.type",
-        )
-    tool = parse_fields(FileSearchTool, value, where)
-    refuse_extras(where, tool)
-    if tool.ranking_options is not None:
-        refuse_extras(f"{where}.ranking_options", tool.ranking_options)
-    if len(tool.vector_store_ids) != 1:
-        raise InvalidRequest(
-            f"{where}.vector_store_ids: expected one collection, found "
-            f"{len(tool.vector_store_ids)}",
-            f"{where}.vector_store_ids",
-        )
-    return tool

@@ -3,13 +3,13 @@
 Pure. Status, output and usage follow from the stream alone, so all gateways report the same.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from schemas.errors import Cancelled, OverloadError, TriviumError
-from schemas.frozen import frozen
-from schemas.records import Citation, Endpoint, StoredResponse, TokenLogprob
+from schemas.records import Citation, DeltaKind, Endpoint, StoredResponse, TokenLogprob
 from streams.calls.ids import MESSAGE_PREFIX, RESPONSE_PREFIX, SEARCH_PREFIX
 from streams.calls.request.responses_body import RESULTS
 from streams.calls.stream import answers
@@ -17,18 +17,15 @@ from streams.calls.stream.answers import call_error
 from streams.calls.stream.citations import in_order
 from streams.calls.stream.event_id import StreamKey
 from streams.calls.stream.hub import Call, CallStream
+from streams.openai.responses.output import OutputItem, ResponseOutput, output_of
+from streams.openai.responses.tools import CUSTOM, called_tools
 
 Json = dict[str, Any]
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 _CUT = {"length": "max_output_tokens"}
-
-
-@frozen
-class AnswerText:
-    """The text and log-probabilities of an answer so far."""
-
-    text: str = ""
-    logprobs: tuple[TokenLogprob, ...] = ()
+_CUSTOM_PREFIX = "ctc_"  # of ids of items; so are those of an answer's other parts
+_PREFIXES = {DeltaKind.REASONING: "rs_", DeltaKind.CONTENT: MESSAGE_PREFIX, DeltaKind.CALL: "fc_"}
+PREFIXES = (SEARCH_PREFIX, _CUSTOM_PREFIX, *_PREFIXES.values())
 
 
 class Form:
@@ -39,15 +36,25 @@ class Form:
         self.record = record
         self.searches = bool(record.query)
         self._options: Json = orjson.loads(record.options)
-        # With the position of the record: a later call may refer to the item alone.
-        name = response_id.removeprefix(RESPONSE_PREFIX)
-        self.message_id = MESSAGE_PREFIX + name
-        self.search_id = SEARCH_PREFIX + name
+        # With the position of the record: a later call may refer to an item alone.
+        self._name = response_id.removeprefix(RESPONSE_PREFIX)
+        self.search_id = SEARCH_PREFIX + self._name
+        tools = {tool.function_name: tool for tool in called_tools(self._options["tools"])}
+        self._custom_names = {name for name, tool in tools.items() if tool.kind == CUSTOM}
+        self._in_namespaces = {name: tool for name, tool in tools.items() if tool.namespace}
 
     @property
     def is_background(self) -> bool:
         """Return whether the response continues without its client, and can be cancelled."""
         return bool(self._options["background"])
+
+    def new_output(self) -> ResponseOutput:
+        """Return the output of the answer before its first token."""
+        return ResponseOutput(self._custom_names)
+
+    def output_of(self, stream: CallStream) -> ResponseOutput:
+        """Return the output of a stream of which nothing was drained."""
+        return output_of(stream, self._custom_names)
 
     def key(self) -> StreamKey:
         """Return the key of its answer, with the position on the log."""
@@ -73,11 +80,10 @@ class Form:
         """Return the response while it is being answered."""
         return self._response(IN_PROGRESS, [])
 
-    def whole(self, call: Call, answer: AnswerText, error: TriviumError | None) -> Json:
+    def whole(self, call: Call, output: ResponseOutput, error: TriviumError | None) -> Json:
         """Return the response with its answer so far."""
         (stream,) = call.streams
         status = _status(stream, error)
-        output = self.output(stream, answer, status)
         extras: Json = {}
         if status == "failed" and error is not None:
             extras["error"] = _error(error)
@@ -87,35 +93,55 @@ class Form:
             if status == INCOMPLETE:
                 reason = _CUT.get(stream.end.finish_reason)
                 extras["incomplete_details"] = {"reason": reason}
-        return self._response(status, output, **extras)
+        return self._response(status, self.items(stream, output, status), **extras)
 
-    def output(self, stream: CallStream, answer: AnswerText, status: str) -> list[Json]:
-        """Return the output items; none if the answer has not begun."""
+    def items(self, stream: CallStream, output: ResponseOutput, status: str) -> list[Json]:
+        """Return the output items of a response with this status; none if the answer has not
+        begun."""
         if not stream.next_seq and status not in (COMPLETED, INCOMPLETE):
             return []
-        final_status = COMPLETED if status == COMPLETED else INCOMPLETE
-        message = self.message(
-            stream, answer, IN_PROGRESS if status == IN_PROGRESS else final_status
-        )
-        return [*([self.search(stream)] if self.searches else []), message]
+        last_status = status if status in (COMPLETED, IN_PROGRESS) else INCOMPLETE
+        items = [self.search(stream)] if self.searches else []
+        items += [self.item(item) for item in output.items[:-1]]
+        return items + [self.item(item, stream, last_status) for item in output.items[-1:]]
 
-    def message(self, stream: CallStream, answer: AnswerText, status: str) -> Json:
-        """Build the message item of the answer."""
-        return {
-            "id": self.message_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": [self.part(stream, answer)],
-        }
+    def item_id(self, item: OutputItem) -> str:
+        """Return the id of an output item."""
+        prefix = _CUSTOM_PREFIX if item.is_custom else _PREFIXES[item.kind]
+        number = f"_{item.number}" if item.number else ""
+        return f"{prefix}{self._name}{number}"
 
-    def part(self, stream: CallStream, answer: AnswerText) -> Json:
-        """Build the text part of the message."""
+    def item(
+        self, item: OutputItem, stream: CallStream | None = None, status: str = COMPLETED
+    ) -> Json:
+        """Build an output item; `stream` has the citations of the last one."""
+        fields: Json = {"id": self.item_id(item), "status": status}
+        if item.kind is DeltaKind.REASONING:
+            return fields | {"type": "reasoning", "summary": [], "content": [self.part(item)]}
+        if item.kind is DeltaKind.CONTENT:
+            content = [self.part(item, stream)]
+            return fields | {"type": "message", "role": "assistant", "content": content}
+        fields |= {"call_id": item.call_id, **self.names(item)}
+        if item.is_custom:
+            return fields | {"type": "custom_tool_call", "input": item.text}
+        return fields | {"type": "function_call", "arguments": item.text}
+
+    def names(self, item: OutputItem) -> Json:
+        """Return the name of the called tool, and its namespace if it has one."""
+        tool = self._in_namespaces.get(item.name)
+        if tool is None:
+            return {"name": item.name}
+        return {"name": tool.name, "namespace": tool.namespace}
+
+    def part(self, item: OutputItem, stream: CallStream | None = None) -> Json:
+        """Build the only part of a message or of reasoning."""
+        if item.kind is DeltaKind.REASONING:
+            return {"type": "reasoning_text", "text": item.text}
         return {
             "type": "output_text",
-            "text": answer.text,
-            "annotations": annotations(stream, len(answer.text)),
-            "logprobs": logprobs(answer.logprobs),
+            "text": item.text,
+            "annotations": [] if stream is None else annotations(stream, len(item.text)),
+            "logprobs": logprobs(item.logprobs),
         }
 
     def search(self, stream: CallStream | None) -> Json:
@@ -171,11 +197,12 @@ def _error(error: TriviumError) -> Json:
 def _usage(stream: CallStream) -> Json:
     counts = answers.usage([stream], 1)
     details = {"cache_write_tokens": 0, **counts["prompt_tokens_details"]}
+    reasoning = counts.get("completion_tokens_details", {"reasoning_tokens": 0})
     return {
         "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": details,
         "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning["reasoning_tokens"]},
         "total_tokens": counts["total_tokens"],
     }
 
@@ -212,7 +239,7 @@ def _result(citation: Citation) -> Json:
     }
 
 
-def logprobs(tokens: tuple[TokenLogprob, ...]) -> list[Json]:
+def logprobs(tokens: Sequence[TokenLogprob]) -> list[Json]:
     """Format log-probabilities as in chats, which OpenAI's types share."""
     if not tokens:
         return []
@@ -224,5 +251,4 @@ def logprobs(tokens: tuple[TokenLogprob, ...]) -> list[Json]:
 def whole_of(form: Form, call: Call) -> bytes:
     """Return the body of a response that is not streamed."""
     (stream,) = call.streams
-    answer = AnswerText(text="".join(stream.texts), logprobs=tuple(stream.logprobs))
-    return orjson.dumps(form.whole(call, answer, call_error(call)))
+    return orjson.dumps(form.whole(call, form.output_of(stream), call_error(call)))

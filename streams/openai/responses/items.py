@@ -1,7 +1,7 @@
 """Items of a call of /v1/responses: checks them, and converts them to messages of a chat.
 
-A chat has messages, tool calls and their results. Reasoning and searches are parts of an answer
-that a client sends back. They are stored with the call, but no prompt has them.
+A chat has messages, tool calls and their results, and the reasoning before these. Searches are
+parts of an answer that a client sends back. They are stored with the call, but no prompt has them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +9,17 @@ from typing import Any
 
 from schemas.errors import InvalidRequest
 from streams.calls.errors import shorten
+from streams.openai.responses.custom_input import arguments_of
+from streams.openai.responses.tools import function_name
 
 Item = dict[str, Any]
-_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_PARTS = {
+    **dict.fromkeys(("input_text", "output_text", "text", "reasoning_text"), "text"),
+    "refusal": "refusal",
+}
 _ROLES = ("user", "assistant", "system", "developer")
-SEARCH_CALL, REASONING, REFERENCE = "file_search_call", "reasoning", "item_reference"
+REASONING, REFERENCE = "reasoning", "item_reference"
+_SEARCHES = ("file_search_call", "web_search_call")  # their results are in no prompt
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # by type: the arguments
 _RESULTS = ("function_call_output", "custom_tool_call_output")
 
@@ -57,6 +63,14 @@ def _call(item: Item, where: str) -> Item:
     }
 
 
+def _reasoning(item: Item, where: str) -> Item:
+    parts = item.get("content")
+    if parts is not None:
+        texts = _texts(parts, "reasoning_text", f"{where}.content")
+        parts = [{"type": "reasoning_text", "text": text} for text in texts]
+    return _as_it_is(item, where) | {"content": parts}
+
+
 def _result(item: Item, where: str) -> Item:
     output = item.get("output")
     texts = _texts([output] if isinstance(output, str) else output, "input_text", f"{where}.output")
@@ -94,8 +108,8 @@ _CHECKS: dict[str, Callable[[Item, str], Item]] = {
     "message": _message,
     **dict.fromkeys(_CALLS, _call),
     **dict.fromkeys(_RESULTS, _result),
-    SEARCH_CALL: _as_it_is,
-    REASONING: _as_it_is,
+    **dict.fromkeys(_SEARCHES, _as_it_is),
+    REASONING: _reasoning,
     REFERENCE: _reference,
 }
 
@@ -131,20 +145,62 @@ def _texts(parts: Any, part_type: str, where: str) -> list[str]:
 
 
 def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages of items; tool calls belong to the answer before them."""
+    """Return the messages of items; tool calls belong to the answer before them, and reasoning to
+    the answer after it."""
     messages: list[dict[str, Any]] = []
+    reasoning = ""
     for item in items:
         kind = item.get("type")
-        if kind == "message":
-            text = "\n".join(part["text"] for part in item["content"])
-            messages.append({"role": item["role"], "content": text})
-        elif kind in _CALLS:
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": ""})
-            function = {"name": item["name"], "arguments": item[_CALLS[kind]]}
-            call = {"id": item["call_id"], "type": "function", "function": function}
-            messages[-1].setdefault("tool_calls", []).append(call)
+        if kind == REASONING:
+            reasoning += "".join(part["text"] for part in item.get("content") or ())
+            continue
+        is_answer = kind in _CALLS or (kind == "message" and item["role"] == "assistant")
+        if is_answer:
+            _add_to_answer(messages, item, reasoning)
+        elif kind == "message":
+            messages.append({"role": item["role"], "content": _content(item)})
         elif kind in _RESULTS:
             called, text = item["call_id"], item["output"]
             messages.append({"role": "tool", "tool_call_id": called, "content": text})
+        if is_answer or kind == "message" or kind in _RESULTS:
+            reasoning = ""
     return messages
+
+
+def _content(item: Mapping[str, Any]) -> str:
+    return "\n".join(part["text"] for part in item["content"])
+
+
+def _add_to_answer(messages: list[dict[str, Any]], item: Mapping[str, Any], reasoning: str) -> None:
+    """Add a message or a call to the answer that ends the messages, or to a new answer."""
+    is_message = item["type"] == "message"
+    last = messages[-1] if messages and not reasoning else {}
+    if last.get("role") != "assistant" or (is_message and "tool_calls" not in last):
+        messages.append(last := {"role": "assistant", "content": ""})
+        if reasoning:
+            last["reasoning"] = reasoning
+    if is_message:
+        last["content"] = "\n".join(filter(None, (last["content"], _content(item))))
+        return
+    arguments = item[_CALLS[item["type"]]]
+    if item["type"] == "custom_tool_call":
+        arguments = arguments_of(arguments)
+    name = function_name(item.get("namespace"), item["name"])
+    function = {"name": name, "arguments": arguments}
+    call = {"id": item["call_id"], "type": "function", "function": function}
+    last.setdefault("tool_calls", []).append(call)
+
+
+def check_results(items: Sequence[Item], earlier: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InvalidRequest for a result of a call that neither the items before it nor the
+    messages of earlier turns have."""
+    call_ids = {call.get("id") for message in earlier for call in message.get("tool_calls", ())}
+    for i, item in enumerate(items):
+        if item["type"] in _CALLS:
+            call_ids.add(item["call_id"])
+        elif item["type"] in _RESULTS and item["call_id"] not in call_ids:
+            raise InvalidRequest(
+                f"input.{i}.call_id: expected the id of a tool call in an item before it, found "
+                f"{shorten(item['call_id'])}",
+                f"input.{i}.call_id",
+            )

@@ -16,7 +16,8 @@ from streams.calls.ids import LENGTH, RESPONSE_PREFIX
 
 _PLACE = struct.Struct(">HQ")
 _SIGNATURE_BYTES = 14  # with the position, 32 characters in base64
-_CHARS = len(RESPONSE_PREFIX) + 1 + LENGTH + 1 + 32
+NAME_CHARS = 1 + LENGTH + 1 + 32  # of an id without its prefix
+_CHARS = len(RESPONSE_PREFIX) + NAME_CHARS
 
 
 class RecordPosition(NamedTuple):

@@ -1,14 +1,21 @@
 """A whole call of the API in a prompt: which endpoint's it is, and what no prompt may wish."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from openai.types.responses import Response
 
 from schemas.errors import InvalidRequest
+from schemas.model.parsers import ParserNames
+from schemas.records import AnswerDelta, DeltaKind
 from streams.bridge.calls import check_call
 from streams.calls.embedding import EmbeddingsBody
 from streams.calls.request.body import ChatBody, CompletionBody
 from streams.openai.batches.lines import EMBEDDINGS, RESPONSES
+from tests.streams.bridge.samples import AskingBridge, answer_of, record
+from tests.streams.gateway.samples import MODEL
+from tests.virtual_time import virtual
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 NOT_KEPT = (
@@ -69,3 +76,31 @@ def test_call_error_names_invalid_field(body: dict[str, Any], endpoint: str, mes
         check_call(body, endpoint)
     assert caught.value.message.startswith(message)
     assert caught.value.param == message.partition(":")[0]
+
+
+@virtual
+async def test_response_of_a_line_has_reasoning_and_tool_calls() -> None:
+    """A line of a batch has reasoning and calls as items, as /v1/responses would have them."""
+    bridge = AskingBridge()
+    parsers = ParserNames(tool="hermes", reasoning="qwen3")
+    bridge.asking.calls.served = replace(bridge.asking.calls.served, parsers=parsers)
+    bridge.answer_in_turn(
+        bridge.call(
+            AnswerDelta(seq=1, kind=DeltaKind.REASONING, text="Hm."),
+            AnswerDelta(seq=1, kind=DeltaKind.CALL, text="{}", name="f", call_id="c1"),
+            AnswerDelta(
+                seq=1, kind=DeltaKind.CALL, text='{"input": "x"}', index=1, name="g", call_id="c2"
+            ),
+        )
+    )
+    tools = [{"type": "function", "name": "f"}, {"type": "custom", "name": "g"}]
+    body = {"model": MODEL, "input": "hi", "tools": tools}
+    line = record({"body": body, "endpoint": "/v1/responses"})
+    answer = answer_of(await bridge.settle(line))
+    thought, call, custom = Response.model_validate_json(answer.body or "").output
+    assert thought.type == "reasoning" and thought.content
+    assert thought.content[0].text == "Hm."
+    assert call.type == "function_call" and (call.name, call.arguments) == ("f", "{}")
+    assert custom.type == "custom_tool_call" and (custom.name, custom.input) == ("g", "x")
+    (request,) = bridge.log.requests
+    assert request.parsing is not None and '"name":"g"' in request.parsing.tools

@@ -175,7 +175,7 @@ async def test_messages_error_names_unsupported_field(
 )
 def test_messages_accept_content_from_other_servers(message: Any, text: str) -> None:
     (plain,) = chat_from([message]).messages
-    assert plain == {"role": message["role"], "content": text}
+    assert (plain["role"], plain["content"]) == (message["role"], text)
 
 
 DIGITS, DEEP = '{"x": 1.10}', "[" * 600 + "]" * 600

@@ -182,8 +182,10 @@ async def test_input_tool_calls_and_results_become_chat_messages() -> None:
     fields |= {"reasoning": {"effort": "low", "summary": "auto"}}
     response = await created(gateway, text=items, tools=[function], tool_choice="none", **fields)
     assert response["reasoning"]["effort"] == "low"
-    tool_call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
-    calls = [{**tool_call, "id": "c1"}, {**tool_call, "id": "c2"}]
+    calls = [
+        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+        {"id": "c2", "type": "function", "function": {"name": "f", "arguments": '{"input": "{}"}'}},
+    ]
     messages = [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "hm", "tool_calls": calls},
@@ -255,6 +257,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "computer_call"}]}, "input.0.type: expected one of message, function_"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id: expected"),
     ({"input": [{"type": "reasoning", "summary": []}]}, "input: expected a message, found none"),
+    ({"input": [{"type": "reasoning", "content": "x"}]}, "input.0.content: expected"[:15]),
+    ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input.0.call_"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role: expected user"),
     ({"input": [{"role": "user", "content": 3}]}, "input.0.content: expected a text"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "only text is served"),
@@ -262,7 +266,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input: expected a message"),
     ({"input": 3}, "input: expected"),
     ({"model": "no"}, "model: expected"),
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type: expected file_search"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type: expected function, custom, "),
+    ({"tools": [{"type": "namespace", "name": "x"}]}, "tools.0: expected a namespace with"),
+    (
+        {"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "web_search"}]}]},
+        "tools.0: expected a namespace with",
+    ),
+    (
+        {"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "function"}]}]},
+        "tools.0.tools.0.name: expected",
+    ),
+    ({"tool_choice": "some"}, "tool_choice: expected"),
+    ({"tools": [{"type": "function"}]}, "tools.0.name: expected 1 to 128 letters"),
+    ({"tools": [{"type": "custom", "name": "a b"}]}, "tools.0.name: expected 1 to 128 letters"),
+    ({"tools": [{"type": "custom", "name": "c", "format": {"type": "x"}}]}, "tools.0.format:"),
+    ({"tools": [{"type": "custom", "name": "c", "description": 3}]}, "tools.0.description:"),
+    ({"tools": [{"type": "function", "name": "f"}] * 129}, "tools: expected at most 128"),
+    ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice:"),
     ({"tools": [{"type": "function", "name": "f"}]}, "tools: this deployment knows no parser"),
     (
         {"tools": [{"type": "function", "name": "f"}], "tool_choice": "required"},
@@ -273,14 +293,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice: expected"),
     ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice: expected"),
     ({"truncation": "some"}, "truncation: expected 'auto' or 'disabled'"),
-    ({"conversation": "conv_1"}, "conversation: not supported; use previous_response_id"),
+    ({"conversation": "conv_1"}, "conversation: not supported; conversations are not"),
     ({"prompt": {"id": "p"}}, "prompt: not supported"),
     ({"include": ["reasoning.what"]}, "include.0: expected"),
     ({"top_logprobs": 3}, "top_logprobs: needs"),
     ({"background": True, "store": False}, "background: needs store"),
     ({"metadata": {"a": "x" * 600}}, "metadata: expected"),
     ({"metadata": {"a": 1}}, "metadata.a: expected"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity: not supported"),
+    ({"text": {"verbosity": "few"}}, "text.verbosity: expected"),
+    ({"service_tier": "best"}, "service_tier: expected"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls: expected"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema: required"),
     ({"max_output_tokens": 0}, "max_output_tokens: expected"),
     ({"temperature": 3}, "temperature: expected"),
