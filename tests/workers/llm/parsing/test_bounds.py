@@ -26,6 +26,8 @@ class WithholdingParsers:
     def begin(self, work: Work, prompt: Sequence[int]) -> "WithholdingParsers":
         return self
 
+    binds_reasoning = False
+
     def feed(self, token_ids: Sequence[int]) -> list[AnswerDelta]:
         self._count += len(token_ids)
         return self._deltas if self._count == self._at_token else []
