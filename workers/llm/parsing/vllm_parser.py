@@ -17,6 +17,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.parser import Parser, ParserManager
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers.hf import CachedHfTokenizer
+from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 
 from schemas.errors import ConfigError, InvalidAnswer, InvalidRequest
 from schemas.model.parser_rules import NONE
@@ -77,7 +78,9 @@ class VllmParsers:
         try:
             request = _request(parsing, work.sampling, self._model_name)
             parser = self._parser(request, own_prompt, parsing.prior_calls)
-            request = parser.adjust_request(request)
+            request = self._adjusted(request, parser)
+        except InvalidRequest:
+            raise
         except Exception as error:  # parsers of many authors read the tools
             raise InvalidRequest(f"tools: {type(error).__name__}: {str(error)[:500]}") from error
         answer = TokenParser(
@@ -103,6 +106,24 @@ class VllmParsers:
         )
         answer.feed(prompt[len(own_prompt) :])
         return answer
+
+    def _adjusted(self, request: ChatCompletionRequest, parser: Parser) -> ChatCompletionRequest:
+        """Return the call with the form of the answer: one for calls, or for either calls or an
+        answer in the form that the call asks for. Raises InvalidRequest if there is none."""
+        form = request.structured_outputs
+        is_either = bool(request.tools) and request.tool_choice == "auto" and form is not None
+        if is_either:
+            parser.tool_strict_level = (
+                ToolStrictLevel.FUNCTION
+            )  # otherwise it has no form for calls
+        request = parser.adjust_request(request)
+        if is_either and request.structured_outputs == form:
+            raise InvalidRequest(
+                f"response_format: vLLM's parser {self._names.tool} has no grammar for calls of "
+                "tools, so the form would leave no room for them; leave out one of both",
+                "response_format",
+            )
+        return request
 
     def _parser(
         self, request: ChatCompletionRequest, prompt: list[int], prior_calls: int

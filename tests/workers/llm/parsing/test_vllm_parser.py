@@ -195,6 +195,18 @@ def test_tool_choice_becomes_form_of_answer(model: ParsedModel) -> None:
     with_form = Sampling(max_tokens=99, structured=form)
     assert model.begin(Parsing(), sampling=with_form).sampling.structured == form
     assert model.begin(replace(AUTO, tool_choice="required")).sampling == required
+    either = model.begin(AUTO, sampling=with_form).sampling.structured
+    assert either is not None and either.kind is StructuredKind.STRUCTURAL_TAG
+    assert '"type": "or"' in either.value  # a call, or an answer in the form
+
+
+def test_form_beside_tools_without_grammar_is_invalid(tmp_path: Path) -> None:
+    """The form would forbid every call, without a word."""
+    form = Structured(kind=StructuredKind.JSON_OBJECT, value="")
+    granite = ParsedModel(tmp_path, CALLS["granite4"], tool="granite4")
+    with pytest.raises(InvalidRequest, match="granite4 has no grammar"):
+        granite.begin(AUTO, sampling=replace(SAMPLING, structured=form))
+    assert granite.begin(AUTO).sampling.structured is None
 
 
 def test_unusable_tools_are_invalid(model: ParsedModel) -> None:
