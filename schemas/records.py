@@ -345,6 +345,7 @@ class BatchProgress:
     prompt_tokens: int = 0  # tokens read for its answers
     cached_tokens: int = 0  # of these, found in a cache
     completion_tokens: int = 0  # tokens written
+    reasoning_tokens: int = 0  # of these, reasoning
     errors: str = ""  # a JSON array of what is wrong with its file, empty for none
     started_ms: int = 0  # wall time when its lines began to be asked, 0: not yet
     finalizing_ms: int = 0  # wall time when all had an answer, 0: not yet

@@ -43,6 +43,7 @@ class Sum:
     cached_tokens: int = 0
     retrieved_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     worker_s: float = 0.0
 
     def add(self, usage: Usage) -> None:
@@ -53,6 +54,7 @@ class Sum:
         self.cached_tokens += usage.cached_tokens
         self.retrieved_tokens += usage.retrieved_tokens
         self.completion_tokens += usage.completion_tokens
+        self.reasoning_tokens += usage.reasoning_tokens
         self.worker_s += usage.worker_ms / 1000
 
 

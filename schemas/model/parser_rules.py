@@ -49,10 +49,11 @@ _TOOLS = (
     _Rule("gemma4", ("<|tool_call>",)),
     _Rule("functiongemma", ("<start_function_call>",)),
     _Rule("lfm2", ("<|tool_call_start|>",)),
+    _Rule("lfm2", ("List of tools: ",), ("lfm2",)),  # some templates show no calls
     _Rule("apertus", ("<|tools_prefix|>",)),
     _Rule("internlm", ("<|action_start|>", "<|plugin|>")),
     _Rule("gigachat3", ("<|function_call|>",)),
-    _Rule("gigachat3", ("function call<|role_sep|>",)),
+    _Rule("gigachat3", ("function call", "<|role_sep|>")),
     _Rule("mistral", ("[TOOL_CALLS]",)),
     _Rule("phi4_mini_json", ("functools[",)),
     _Rule("xlam", ("xLAM",)),  # a bare JSON list; its instruction says the name
@@ -98,8 +99,8 @@ _REASONING = (
     _Rule("gemma4", ("<|channel>",)),
     _Rule("mistral", ("[THINK]",)),
     _Rule("granite", ("Here is my thought process:",)),
-    _Rule("hy_v3", ("</think",), ("hyv3",)),
-    _Rule("hy_v4", ("</think",), ("hyv4",)),
+    _Rule("hy_v3", ("think",), ("hyv3",)),  # the ends of its tags differ between models
+    _Rule("hy_v4", ("think",), ("hyv4",)),
     # the tags `<think>` and `</think>`, with what differs between the families
     _Rule("poolside_v1", ("</think>", "<assistant>"), ("laguna",)),
     _Rule("ling3", ("</think>", "<arg_key>"), ("bailing",)),
@@ -144,12 +145,14 @@ def _think_rule(template: str, kind: str) -> str:
     if "</think>" not in template:
         return NONE
     opening = template[template.rfind("add_generation_prompt") :]
-    if "not thinking" in template:  # of DeepSeek V3.1: off, unless the request turns it on
+    if " thinking = false" in template:  # as DeepSeek V3.1, unless the request turns it on
         return "deepseek_v3"
     if "enable_thinking" in template:  # without reasoning, the template writes both tags
         return "qwen3" if "think>" in opening else NONE
     if "olmo" in kind:
         return "olmo3" if "<think>" in opening else NONE
+    if "<｜Assistant｜>" in template:  # of DeepSeek R1, also where the model opens it
+        return "deepseek_r1"
     if "<think>" in opening:
         return "qwen3" if "qwen" in kind else "deepseek_r1"
-    return "deepseek_r1" if "<｜Assistant｜>" in template else NONE
+    return NONE

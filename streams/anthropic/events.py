@@ -26,10 +26,11 @@ from streams.calls.stream.event_id import ClientPosition, positions_text
 from streams.calls.stream.hub import Call
 
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+_DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta"'
 _DELTAS = {  # by the kind of the block: type of the delta, and its field
-    BlockKind.TEXT: ("text_delta", "text"),
-    BlockKind.THINKING: ("thinking_delta", "thinking"),
-    BlockKind.TOOL_USE: ("input_json_delta", "partial_json"),
+    BlockKind.TEXT: (b"text_delta", b"text"),
+    BlockKind.THINKING: (b"thinking_delta", b"thinking"),
+    BlockKind.TOOL_USE: (b"input_json_delta", b"partial_json"),
 }
 
 
@@ -114,8 +115,8 @@ class MessageEvents:
         if not text:
             return b""
         type_name, field = _DELTAS[kind]
-        delta = {"type": type_name, field: text}
-        return self._write("content_block_delta", {"index": step.at, "delta": delta})
+        delta = b'{"type":"%b","%b":%b}' % (type_name, field, orjson.dumps(text))
+        return b'%b%b,"index":%d,"delta":%b}\n\n' % (self._id(), _DELTA, step.at, delta)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         """Return an event without text; empty if the client has it."""
@@ -123,9 +124,10 @@ class MessageEvents:
         return b"" if self._units <= self._after else self._write(kind, fields)
 
     def _write(self, kind: str, fields: dict[str, Any]) -> bytes:
-        line = self._prefix and b"%b%b\n" % (
-            self._prefix,
-            positions_text([ClientPosition(next_seq=self._units)]),
-        )
         data = orjson.dumps({"type": kind, **fields})
-        return b"%bevent: %b\ndata: %b\n\n" % (line, kind.encode(), data)
+        return b"%bevent: %b\ndata: %b\n\n" % (self._id(), kind.encode(), data)
+
+    def _id(self) -> bytes:
+        """Return the `id:` line of an event, with which its client can resume after it."""
+        position = ClientPosition(next_seq=self._units)
+        return self._prefix and b"%b%b\n" % (self._prefix, positions_text([position]))

@@ -85,6 +85,20 @@ async def test_stream_equals_whole_answer(client: Client, other_client: Client) 
     assert whole.headers["x-trivium-decode-worker"] in ("decode-0", "decode-1")
 
 
+async def test_allowed_tokens_and_echo_cross_the_log(client: Client, remote: Stack) -> None:
+    """The worker restricts the answer; the gateway repeats the prompt."""
+    tokens = (await client.http.post("/tokenize", json={"prompt": " yes no"})).json()["tokens"]
+    body = {"model": client.model, "prompt": "Is it?", "max_tokens": 9, "return_token_ids": True}
+    fields = {"allowed_token_ids": tokens, "echo": True}
+    answer = (await client.http.post("/v1/completions", json=body | fields)).json()
+    (choice,) = answer["choices"]
+    assert choice["text"].startswith("Is it?") and choice["finish_reason"] == "length"
+    assert set(choice["token_ids"]) <= set(tokens) and len(choice["token_ids"]) == 9
+    streamed = await client.http.post("/v1/completions", json=body | fields | {"stream": True})
+    texts = [event["choices"][0]["text"] for event in events_of(streamed.text)[:-1]]
+    assert texts[0] == "Is it?" and len("".join(texts)) > len("Is it?")
+
+
 async def test_kv_transfer_moves_only_missing_blocks_in_second_turn(
     client: Client, log: LogSettings
 ) -> None:

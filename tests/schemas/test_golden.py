@@ -60,6 +60,27 @@ def test_older_heartbeat_reads_with_defaults() -> None:
     assert (beat.load.requests_total, beat.load.tokens_total) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("Request", "parsing", None),
+        ("Work", "parsing", None),
+        ("Prompt", "tools", None),
+        ("Answer", "tool_calls", None),
+        ("TokenFrame", "deltas", ()),
+        ("Usage", "reasoning_tokens", 0),
+    ],
+)
+def test_records_from_before_tools_read_as_text(name: str, field: str, value: object) -> None:
+    """The last release had no parsed answers; each of its records is one in text."""
+    older = [golden for golden in GOLDENS if golden.name == name and not golden.is_current]
+    assert older, name
+    for golden in older:
+        assert field not in [column["name"] for column in golden.schema["fields"]]
+        read = getattr(Codec().decode(golden.value), field)
+        assert (tuple(read) if isinstance(read, list) else read) == value
+
+
 def test_codec_rejects_older_heartbeat_without_history() -> None:
     with pytest.raises(RecordError, match="unknown schema fingerprint"):
         Codec().decode(OLD_BEAT)

@@ -7,11 +7,12 @@ folder gets its name when it is complete. The system releases the lock of a proc
 """
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +37,28 @@ def convert_gguf(source: Path, target: Path) -> Path:
     if result.returncode:
         raise ConfigError(f"{source}: not converted: {result.stderr.strip()[-1_000:]}")
     return target
+
+
+def join_pieces(pieces: Sequence[Path], folder: Path, sha256: str) -> Path:
+    """Join the pieces of a GGUF file into a new file in `folder`, and return it. Raises ConfigError
+    if the file is another one than expected.
+    """
+
+    def write(draft: Path) -> None:
+        digest = hashlib.sha256()
+        with (draft / "model.gguf").open("wb") as whole:
+            for piece in pieces:
+                content = piece.read_bytes()
+                digest.update(content)
+                whole.write(content)
+        if digest.hexdigest() != sha256:
+            raise ConfigError(
+                f"{pieces[0]}: expected pieces of a file with the SHA-256 digest {sha256}, found "
+                f"{digest.hexdigest()}"
+            )
+
+    write_once(folder, write)
+    return folder / "model.gguf"
 
 
 def write_once(target: Path, write: Callable[[Path], object]) -> None:

@@ -23,6 +23,7 @@ _COLUMNS = {
     "cached_tokens": "cached",
     "retrieved_tokens": "retrieved",
     "completion_tokens": "completion tokens",
+    "reasoning_tokens": "reasoning",
     "worker_s": "worker s",
 }
 

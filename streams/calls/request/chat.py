@@ -11,7 +11,7 @@ are special tokens. All other texts are plain text.
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
@@ -56,6 +56,8 @@ class Chat:
     """The input of a model's chat template."""
 
     messages: Sequence[Mapping[str, Any]] = ()
+    # the messages before their calls became text, if the template knows no calls
+    turns: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
     tools: Sequence[Mapping[str, Any]] = ()  # in OpenAI's form
     variables: Mapping[str, Any] | None = None  # `chat_template_kwargs`
     add_generation_prompt: bool = True
@@ -157,6 +159,7 @@ def chat_of(
     _check_call_ids(plain)
     return Chat(
         messages=plain if writes_calls else _in_words(plain),
+        turns=plain,
         tools=tools,
         variables=variables,
         add_generation_prompt=body.add_generation_prompt is not False and not continues,

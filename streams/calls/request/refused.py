@@ -59,12 +59,15 @@ REFUSED: Mapping[str, RefusedField] = {
     "media_io_kwargs": RefusedField(_ONLY_TEXT, ({},)),
     "mm_processor_kwargs": RefusedField(_ONLY_TEXT, ({},)),
     "prediction": RefusedField("no answer is drafted from a caller's text; leave it out"),
-    "verbosity": RefusedField("say in the prompt how long the answer is to be", ("medium",)),
+    "verbosity": RefusedField(
+        "models have no such setting; say in the prompt how long the answer is to be", ("medium",)
+    ),
     "web_search_options": RefusedField(
         "the web is not searched; search your own documents by `retrieval`"
     ),
     "service_tier": RefusedField(
-        "use `priority` (interactive, standard or batch)", ("auto", "default")
+        "classes of service have other names here; use `priority` (interactive, standard or batch)",
+        ("auto", "default"),
     ),
     "moderation": RefusedField("answers are not moderated; leave it out"),
     "best_of": RefusedField(
@@ -85,7 +88,9 @@ REFUSED: Mapping[str, RefusedField] = {
     ),
     "length_penalty": RefusedField(_NO_BEAMS, (1.0,)),
     "early_stopping": RefusedField(_NO_BEAMS, (False,)),
-    "documents": RefusedField("put the passages into a message, or use `retrieval`", ([],)),
+    "documents": RefusedField(
+        "templates get no documents; put them into a message, or use `retrieval`", ([],)
+    ),
     "chat_template": RefusedField(
         "a caller's template could write control tokens; the model's own is used, with variables "
         "as `chat_template_kwargs`"
@@ -96,10 +101,17 @@ REFUSED: Mapping[str, RefusedField] = {
     "spaces_between_special_tokens": RefusedField(
         "only tokenizers that are not used here read it; leave it out", (True,)
     ),
-    "return_prompt_text": RefusedField("use /tokenize with return_token_strs", (False,)),
+    "return_prompt_text": RefusedField(
+        "answers do not show how a prompt was rendered; use /tokenize with return_token_strs",
+        (False,),
+    ),
     "prompt_embeds": RefusedField("a prompt on the log is token ids; send text or token ids"),
-    "thinking_token_budget": RefusedField("limit the whole answer by `max_tokens`"),
-    "repetition_detection": RefusedField("use `repetition_penalty` or `max_tokens`"),
+    "thinking_token_budget": RefusedField(
+        "no worker ends the reasoning of a model early; limit the whole answer by `max_tokens`"
+    ),
+    "repetition_detection": RefusedField(
+        "an answer does not end because it repeats; use `repetition_penalty` or `max_tokens`"
+    ),
     "watermarking": RefusedField("answers get no watermark; leave it out", (False,)),
     "vllm_xargs": RefusedField("no plugin of an engine gets fields of a call; leave it out", ({},)),
     "routed_experts_prompt_start": RefusedField(
@@ -114,7 +126,7 @@ EMBEDDING_REFUSED: Mapping[str, RefusedField] = {
     "chat_template_kwargs": RefusedField(_NO_TEMPLATE, ({},)),
     "add_generation_prompt": RefusedField(_NO_TEMPLATE, (False,)),
     "continue_final_message": RefusedField(_NO_TEMPLATE, (False,)),
-    "instruction": RefusedField("put it before the text", ("",)),
+    "instruction": RefusedField("no template adds it to a text; put it before the text", ("",)),
     "add_special_tokens": RefusedField(
         "models get the special tokens that they were trained with; leave it out", (True,)
     ),

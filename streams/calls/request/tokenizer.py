@@ -245,7 +245,7 @@ class Tokenizer:
         with suppress(TooLong):
             return await self.encoder.offload(ids, chars, tenant)
         check_chars(chars)
-        arguments = (str(self._folder), asdict(chat))
+        arguments = (str(self._folder), asdict(replace(chat, turns=())))
         answer = await CHECK_PROCESS.ask("chat", *arguments, limit_ms=limit_ms, tenant=tenant)
         if "refused" in answer:
             raise InvalidRequest(*answer["refused"])

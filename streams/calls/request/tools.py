@@ -103,7 +103,7 @@ async def parsing_of(
         parallel_tool_calls=extras.get("parallel_tool_calls") is not False,
         include_reasoning=extras.get("include_reasoning") is not False,
         template_kwargs=_text("chat_template_kwargs", chat.variables) if chat.variables else "",
-        prior_calls=sum(len(message.get("tool_calls", ())) for message in chat.messages),
+        prior_calls=sum(len(message.get("tool_calls", ())) for message in chat.turns),
     )
 
 

@@ -36,7 +36,7 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: HttpExchange)
     conversation = gateway.conversations.of_call(
         headers,
         intake.session_id,
-        intake.chat.messages,
+        intake.chat.turns,
         tenant=tenant,
         user=intake.user,
         now_ms=exchange.arrived_ms,

@@ -79,7 +79,7 @@ async def _inquiry(gateway: Gateway, exchange: HttpExchange, body: MessagesBody)
     conversation = gateway.conversations.of_call(
         headers,
         intake.session_id,
-        intake.chat.messages,
+        intake.chat.turns,
         tenant=exchange.tenant,
         user=intake.user,
         now_ms=exchange.arrived_ms,

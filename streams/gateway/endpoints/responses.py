@@ -69,7 +69,7 @@ async def _inquiry(
     conversation = gateway.conversations.of_call(
         exchange.headers,
         intake.session_id,
-        intake.chat.messages,
+        intake.chat.turns,
         tenant=exchange.tenant,
         user=intake.user,
         now_ms=exchange.arrived_ms,

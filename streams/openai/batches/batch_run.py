@@ -70,7 +70,8 @@ class BatchRun:
         self.done_lines = sum(byte.bit_count() for byte in self._answered)
         self._counts = committed.completed, committed.failed
         self._tokens = (
-            *(committed.prompt_tokens, committed.cached_tokens, committed.completion_tokens),
+            *(committed.prompt_tokens, committed.cached_tokens),
+            *(committed.completion_tokens, committed.reasoning_tokens),
         )
         self._written_s = now_s
         self._sizes: dict[int, int] = {}  # by waiting line sent from here: bytes
@@ -119,11 +120,12 @@ class BatchRun:
         (self.errors if is_error else self.output).pending.extend(text)
         completed, failed = self._counts
         self._counts = completed + (not is_error), failed + is_error
-        prompt, cached, completion = self._tokens
+        prompt, cached, completion, reasoning = self._tokens
         self._tokens = (
             prompt + answer.prompt_tokens,
             cached + answer.cached_tokens,
             completion + answer.completion_tokens,
+            reasoning + answer.reasoning_tokens,
         )
         self._mark_done(line)
 
@@ -160,7 +162,7 @@ class BatchRun:
 
     def progress(self, answers_from: Sequence[int], now_ms: int) -> BatchProgress:
         """Return the progress that holds once all parts are written."""
-        prompt, cached, completion = self._tokens
+        prompt, cached, completion, reasoning = self._tokens
         completed, failed = self._counts
         return replace(
             self.committed,
@@ -175,6 +177,7 @@ class BatchRun:
             prompt_tokens=prompt,
             cached_tokens=cached,
             completion_tokens=completion,
+            reasoning_tokens=reasoning,
             at_ms=now_ms,
         )
 

@@ -88,7 +88,7 @@ def _usage(progress: BatchProgress) -> dict[str, Any]:
         "input_tokens": progress.prompt_tokens,
         "input_tokens_details": {"cached_tokens": progress.cached_tokens},
         "output_tokens": progress.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": progress.reasoning_tokens},
         "total_tokens": progress.prompt_tokens + progress.completion_tokens,
     }
 

@@ -97,6 +97,27 @@ async def test_agent_loops_over_calls(running: Stack, client: anthropic.AsyncAnt
     assert [block.model_dump()["text"] for block in last.content] == ["Both are empty."]
 
 
+async def test_choice_of_tool_forces_call(running: Stack, client: anthropic.AsyncAnthropic) -> None:
+    """The engine's grammar makes any model call: one of the tools, or the tool that is named."""
+    turns: Any = [{"role": "user", "content": "Which file?"}]
+    tools = [*TOOLS, {"name": "close", "input_schema": {"type": "object", "properties": {}}}]
+    choices: list[Any] = [
+        {"type": "any", "disable_parallel_tool_use": True},
+        {"type": "tool", "name": "close"},
+    ]
+    for choice in choices:
+        whole = await client.messages.create(
+            model=running.settings.model.served_name,
+            max_tokens=600,
+            messages=turns,
+            tools=tools,
+            tool_choice=choice,
+        )
+        calls = [block for block in whole.content if block.type == "tool_use"]
+        assert len(calls) == 1 and whole.stop_reason == "tool_use"
+        assert calls[0].name in ([choice["name"]] if "name" in choice else ["read", "close"])
+
+
 async def test_call_resumes_at_other_gateway_after_each_event(running: Stack) -> None:
     path, ids = "/v1/messages", {"x-trivium-event-ids": "true"}
     text = f"Hm.\n</think>\n\nOne.\n{call_of('a/long/path')}"

@@ -1,9 +1,10 @@
 """Agents' loops of tool calls with the stock client, while the workers that answer are killed."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import cycle, zip_longest
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ TOOL: Any = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
+CALLS, LOOPS, LOOPS_AT_ONCE, KILL_EVERY_S = 5, 200, 8, 4.0
 THOUGHT = " ".join(["I have to look at the weather of each city before I can answer."] * 4)
 
 
@@ -184,3 +186,48 @@ async def test_whole_answer_has_what_its_stream_has(running: Stack) -> None:
         message: Any = forced.choices[0].message
         json.loads(message.tool_calls[0].function.arguments)
     await client.close()
+
+
+async def looped(running: Stack, number: int) -> int:
+    """Run one agent's loop of calls, each with arguments of its own; return its attempts."""
+    client, attempts = client_of(running), 0
+    cities = [f"{CITIES[call % 3]} {number}.{call}" for call in range(CALLS)]
+    answers = [*map(calling, cities), f"{THOUGHT}</think>All {number} are fine."]
+    messages: list[Any] = [{"role": "user", "content": scripted(answers[0])}]
+    for city, after in zip(cities, answers[1:], strict=True):
+        turn = await streamed(running, client, messages)
+        attempts += turn.attempt
+        assert (turn.content, turn.reasoning) == (f"Looking at {city}.", THOUGHT)
+        (call,) = turn.calls.values()
+        assert json.loads(call["arguments"]) == {"city": city, "days": [*range(80)]}
+        result = {"role": "tool", "tool_call_id": call["id"], "content": scripted(after)}
+        messages += [turn.message, result]
+    last = await streamed(running, client, messages)
+    assert (last.content, last.finish_reason) == (f"All {number} are fine.", "stop")
+    await client.close()
+    return attempts + last.attempt
+
+
+@pytest.mark.slow
+async def test_many_loops_lose_nothing_under_kills(running: Stack) -> None:
+    """Every few seconds a worker or a router dies, whichever comes next."""
+    await running.wait_ready()
+    await met(running)
+    victims = cycle(["decode-0", "router-0", "decode-1", "prefill-0"])
+    waiting = list(range(LOOPS))
+    attempts = kills = 0
+
+    async def loops() -> None:
+        nonlocal attempts
+        while waiting:
+            attempts += await looped(running, waiting.pop())
+
+    running_loops = asyncio.gather(*(loops() for _ in range(LOOPS_AT_ONCE)))
+    while not running_loops.done():
+        await asyncio.wait([running_loops], timeout=KILL_EVERY_S)
+        await running.wait_ready()
+        await running.kill(next(victims))
+        kills += 1
+    await running_loops
+    assert kills > LOOPS // 20
+    assert attempts > LOOPS * (CALLS + 1)

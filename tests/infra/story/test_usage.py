@@ -16,6 +16,7 @@ ONE = Usage(
     cached_tokens=4,
     retrieved_tokens=3,
     completion_tokens=5,
+    reasoning_tokens=2,
     worker_ms=500.0,
     ended_ms=1_785_000_000_000,
 )
@@ -33,12 +34,12 @@ def test_usage_sums_group_by_columns_and_total() -> None:
         {
             **{"tenant": "a", "class": "standard", "requests": 2, "completed": 1},
             **{"prompt_tokens": 20, "cached_tokens": 8, "retrieved_tokens": 6},
-            **{"completion_tokens": 5, "worker_s": 1.0},
+            **{"completion_tokens": 5, "reasoning_tokens": 4, "worker_s": 1.0},
         },
         {
             **{"tenant": "b", "class": "batch", "requests": 1, "completed": 1},
             **{"prompt_tokens": 10, "cached_tokens": 4, "retrieved_tokens": 3},
-            **{"completion_tokens": 5, "worker_s": 0.5},
+            **{"completion_tokens": 5, "reasoning_tokens": 2, "worker_s": 0.5},
         },
     ]
     assert (sums.total.requests, sums.total.completion_tokens) == (3, 10)

@@ -17,6 +17,7 @@ from tests.schemas.examples import TRACEPARENT
 from tests.workers.fakes import EPOCH, MODEL, WORKER, FakeEngine, work
 from workers.llm.active_requests import ActiveRequests, RequestLimits
 from workers.llm.frames import Frames
+from workers.llm.parsing.parsers import Parsers
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.stream import WorkerIdentity
 
@@ -35,6 +36,7 @@ class WorkerInMemory:
         *roles: Role,
         at_once: int = 0,
         model_len: int = 0,
+        parsers: Parsers | None = None,
     ) -> None:
         self.epochs: dict[str, int] = {}  # of other workers, as the fleet knows them
         self.clocks_ms: dict[str, int] = {}  # likewise, over this one's
@@ -63,6 +65,7 @@ class WorkerInMemory:
             self.frames,
             self._report,
             self,
+            parsers,
         )
 
     def epoch_of(self, worker_id: str) -> int:

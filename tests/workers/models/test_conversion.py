@@ -1,6 +1,7 @@
 """A model's folder is written once and whole, whoever asks at once and whoever is killed."""
 
 import fcntl
+import hashlib
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import ConfigError
-from workers.models.conversion import convert_gguf, lock_file, write_once
+from workers.models.conversion import convert_gguf, join_pieces, lock_file, write_once
 
 _STUCK = """
 import sys, threading
@@ -66,6 +67,18 @@ def test_failed_model_writer_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         write_once(tmp_path / "a", write)
     assert [file.name for file in tmp_path.iterdir()] == [".a.lock"]
+
+
+def test_pieces_are_joined_to_expected_file(tmp_path: Path) -> None:
+    pieces = [tmp_path / name for name in ("first", "second")]
+    for piece in pieces:
+        piece.write_text(piece.name)
+    digest = hashlib.sha256(b"firstsecond").hexdigest()
+    whole = join_pieces(pieces, tmp_path / "whole", digest)
+    assert whole.read_text() == "firstsecond" and whole.suffix == ".gguf"
+    with pytest.raises(ConfigError, match=f"first: expected pieces .* {digest}, found [0-9a-f]"):
+        join_pieces(pieces[:1], tmp_path / "other", digest)
+    assert not (tmp_path / "other").exists()
 
 
 def test_conversion_error_names_invalid_model_file(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Models in Python packages: found without running them, and missed with the way to get them."""
 
+import hashlib
 import importlib.util
 import json
 import sys
@@ -56,6 +57,44 @@ def test_config_error_names_missing_package_and_fix(
     )
     with pytest.raises(ConfigError, match=rf"{SMOLLM2}: .* found no {package}; .*`make setup`"):
         wheel_folder(SMOLLM2)
+
+
+def test_pieces_in_several_packages_are_joined_for_conversion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole file stays only as long as it is converted."""
+    for number in (1, 2):
+        (tmp_path / f"piece_{number}").mkdir()
+        (tmp_path / f"piece_{number}" / "__init__.py").touch()
+        (tmp_path / f"piece_{number}" / f"part0{number}.bin").write_text(f"{number}")
+    wheel = wheels.Wheel(
+        package="rich",  # which has a version
+        module="piece_{}",
+        inside="part{:02}.bin",
+        pieces=2,
+        sha256=hashlib.sha256(b"12").hexdigest(),
+        target="tool-model",
+    )
+    contents: list[str] = []
+
+    def converted(source: Path, target: Path) -> Path:
+        contents.append(source.read_text())
+        return target
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TRIVIUM_HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(wheels.WHEELS, "pieced", wheel)
+    monkeypatch.setattr(wheels, "convert_gguf", converted)
+    folder = wheel_folder("pieced")
+    assert (contents, folder.parent) == (["12"], tmp_path / "home" / "models")
+    assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == []
+    (tmp_path / "piece_2" / "part02.bin").unlink()
+    with pytest.raises(ConfigError, match="expected part02.bin in the package rich, found no"):
+        wheel_folder("pieced")
+    (tmp_path / "piece_2" / "__init__.py").unlink()
+    (tmp_path / "piece_2").rmdir()
+    with pytest.raises(ConfigError, match="found no piece_2; `make tool-model` installs them"):
+        wheel_folder("pieced")
 
 
 def test_wheel_folder_rejects_unknown_name() -> None:

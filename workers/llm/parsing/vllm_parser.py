@@ -38,6 +38,11 @@ logger = logging.getLogger(__name__)
 logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
 # Parsers that lose or garble calls if they get token by token (vLLM 0.32); they read whole answers.
 _WHOLE_ONLY = frozenset({"functiongemma", "jamba", "phi4_mini_json"})
+# Many parsers read all arguments of a call again for each token. So tokens of long arguments wait
+# for each other, one more for each of these many characters; but not tokens that may end a call, as
+# older parsers may miss what follows it in the same piece.
+_CHARS_PER_WAITING_TOKEN = 512
+_STRUCTURE = frozenset("<>{}[]()|")
 
 
 class VllmParsers:
@@ -57,7 +62,7 @@ class VllmParsers:
                 is_harmony=names.tool == "openai",
                 tokenizer=self._tokenizer,
             )
-        except (TypeError, RuntimeError, ValueError) as error:
+        except (TypeError, RuntimeError, ValueError, ImportError) as error:
             raise ConfigError(
                 f"model.tool_parser {names.tool}, model.reasoning_parser {names.reasoning}: {error}"
             ) from error
@@ -137,6 +142,9 @@ class TokenParser:
         self._parser, self._request, self._prompt = parser, request, prompt
         self._another_parser, self._reads_whole = another_parser, reads_whole
         self._pieces: list[str] = []  # of the text
+        self._waiting_text, self._waiting_ids = "", list[int]()
+        self._chars_in_call = 0  # of the arguments that are being written
+        self._is_structured = not parser._engine_based  # noqa: SLF001  # it reads no larger pieces
         self._text, self._call_ids = text, call_ids
         self._token_ids: list[int] = []
         self._arguments: dict[int, str] = {}  # by the index of the call
@@ -149,7 +157,26 @@ class TokenParser:
             text = self._text.add(token_id, len(self._token_ids))
             self._pieces.append(text)
             if not self._reads_whole:
-                deltas += self._parse(text, [token_id])
+                self._waiting_text += text
+                self._waiting_ids.append(token_id)
+                if self._is_due(text):
+                    deltas += self._parse_waiting()
+        return deltas
+
+    def _is_due(self, text: str) -> bool:
+        """Return whether the tokens that wait are parsed now; depends on the answer alone."""
+        tokens_max = 1 + self._chars_in_call // _CHARS_PER_WAITING_TOKEN
+        may_end = self._is_structured and not _STRUCTURE.isdisjoint(text)
+        return may_end or len(self._waiting_ids) >= tokens_max
+
+    def _parse_waiting(self, rest: str = "", *, finished: bool = False) -> list[AnswerDelta]:
+        text, token_ids = self._waiting_text + rest, self._waiting_ids
+        self._waiting_text, self._waiting_ids = "", []
+        deltas = self._parse(text, token_ids, finished=finished)
+        for delta in deltas:
+            is_call = delta.kind is DeltaKind.CALL
+            earlier_chars = 0 if delta.name else self._chars_in_call
+            self._chars_in_call = earlier_chars + len(delta.text) if is_call else 0
         return deltas
 
     def _parse(
@@ -202,7 +229,10 @@ class TokenParser:
         """End the answer; also return calls and arguments that were read and not returned."""
         rest = self._text.flush()
         self._pieces.append(rest)
-        deltas = [] if self._reads_whole else self._parse(rest, [], finished=True)
+        deltas: list[AnswerDelta] = []
+        if not self._reads_whole:
+            deltas += self._parse_waiting() if self._waiting_ids else ()
+            deltas += self._parse_waiting(rest, finished=True)
         deltas += self._rest_of_arguments()
         if self._reads_whole or (self._request.tools and not self._arguments):
             deltas += self._missed_parts()

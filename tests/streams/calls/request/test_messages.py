@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from schemas.model.parsers import ParserNames
+from schemas.records import AnswerDelta, DeltaKind
 from streams.calls.request.body import ChatBody
 from streams.calls.request.chat import chat_of
 from streams.calls.request.tokenizer import Tokenizer
@@ -207,3 +209,18 @@ async def test_continue_final_message_leaves_last_turn_open() -> None:
     text = tokenizer().encoder.raw.decode(tokenized["tokens"], skip_special_tokens=False)
     assert text == "<s><|user|>q</s><|assistant|>It </s> is"
     assert tokenized["tokens"].count(tokenizer().encoder.raw.token_to_id("</s>")) == 1
+
+
+async def test_session_is_found_after_a_call_that_became_text() -> None:
+    """The template knows no calls; the next turn has the same session nevertheless."""
+    gateway = InProcessGateway(parsers=ParserNames(tool="hermes", reasoning="none"))
+    deltas = [AnswerDelta(seq=1, kind=DeltaKind.CALL, call_id="c1", name="f", text='{"x":1}')]
+    gateway.answer_with("", finish_reason="tool_calls", deltas=deltas)
+    _, answer = await call(gateway, chat(tools=[TOOL]))
+    message = answer["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"x":1}'
+    history = [*chat()["messages"], message, {**RESULT, "content": "1"}]
+    await call(gateway, {"model": MODEL, "messages": history, "tools": [TOOL]})
+    first, second = gateway.log.requests
+    assert second.session_id == first.session_id
+    assert second.parsing is not None and second.parsing.prior_calls == 1

@@ -38,6 +38,8 @@ def answer(line: int, body: str = "{}", error_code: str | None = None) -> Answer
         prompt_offset=line,
         body=body,
         prompt_tokens=2,
+        completion_tokens=3,
+        reasoning_tokens=1,
         error_code=error_code,
     )
 
@@ -58,6 +60,7 @@ def test_batch_run_ignores_second_answer_to_line() -> None:
     later.take_answer(7, "7", answer(7))
     later.take_answer(1, "1", answer(1))
     assert later.done_lines == 4 and later.progress((6,), 3).completed == 3
+    assert later.progress((6,), 3).reasoning_tokens == 4
     later.give_up(8, "8", "expired")
     assert later.done_lines == 5 and b"batch_expired" in later.errors.pending
 
