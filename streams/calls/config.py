@@ -83,9 +83,9 @@ class GatewaySettings:
     # whether the reasoning of an answer is in `reasoning_content`, too, where older clients read it
     reasoning_content: bool = False
     gap_ms: Positive = 5_000  # how long a stream waits for tokens that are missing in its middle
-    # whether each stream of a chat or completion ends with its usage, or those whose call asks so
     # what becomes of tools in calls of /v1/responses that nobody here can run, such as web_search
-    unserved_tools: Annotated[str, one_of("refuse", "ignore")] = "refuse"
+    unserved_tools: Annotated[str, one_of("refuse", "ignore")] = "ignore"
+    # whether each stream of a chat or completion ends with its usage, or those whose call asks so
     include_usage: Annotated[str, one_of("asked", "always")] = "asked"
     # interval of comments on a silent stream with event ids, so that proxies keep the connection
     keepalive_ms: Positive = 15_000

@@ -3,8 +3,8 @@
 `function` and `custom` tools are run by the client. A custom tool is offered to the model as a
 function with one text argument, and a tool of a `namespace` as a function with both names.
 `file_search` is a search of this server, before the answer. A call with a tool that nobody here can
-run is refused, unless its `tool_choice` excludes that tool, because its caller counts on it. If the
-settings say so (`gateway.unserved_tools`), such tools are ignored in a call that has others.
+run is refused, unless it has others, as agents always send some that they do not count on
+(`gateway.unserved_tools`), or its `tool_choice` excludes that tool.
 """
 
 from collections.abc import Iterator, Sequence
@@ -109,6 +109,12 @@ def _called_tool(tool: Json, namespace: str, where: str) -> Iterator[CalledTool]
     )
 
 
+def _is_unserved(tool: Any) -> bool:
+    """Return whether a tool is one that only a server can run, and this one does not."""
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind != FILE_SEARCH
+
+
 def tools_of(body: ResponsesBody, *, ignores_unserved: bool = False) -> ResponseTools:
     """Return the tools that a call uses; raises InvalidRequest.
 
@@ -121,7 +127,7 @@ def tools_of(body: ResponsesBody, *, ignores_unserved: bool = False) -> Response
     functions = [tool.function() for tool in called]
     places = [i for i, tool in enumerate(tools) if not _is_offered(tool)]
     if ignores_unserved and functions:
-        places = [i for i in places if tools[i].get("type") == FILE_SEARCH]
+        places = [i for i in places if not _is_unserved(tools[i])]
     choice = body.tool_choice
     if choice in ("none", None, "auto"):
         search = None if choice == "none" else _search(tools, places)

@@ -6,13 +6,10 @@ from typing import Any
 import pytest
 
 from tests.streams.gateway.answering import body
-from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.in_process import call
 from tests.streams.gateway.parsed_answers import (
-    PARSERS,
-    THINKS_AND_CALLS,
     Pieces,
     called,
-    parsed_answer,
     prompt_of,
 )
 from tests.streams.openai.responses.tool_calls import (
@@ -101,7 +98,7 @@ UNSERVED = [
 
 @pytest.mark.parametrize("tool", UNSERVED, ids=str)
 async def test_tool_that_cannot_run_is_refused_unless_excluded(tool: dict[str, Any]) -> None:
-    gateway = answering()
+    gateway = answering(unserved_tools="refuse")
     tools = [READ, tool]
     for choice in (None, "auto", "required", tool):
         status, refused = await call(gateway, body(tools=tools, tool_choice=choice), PATH)
@@ -165,11 +162,9 @@ async def test_call_as_codex_sends_it_is_answered() -> None:
     assert not gateway.log.responses.records
 
 
-async def test_tools_that_cannot_run_are_ignored_beside_others_by_setting() -> None:
+async def test_tools_that_cannot_run_are_ignored_beside_others() -> None:
     """A call that has nothing else is still refused, and so is a choice of such a tool."""
-    settings: dict[str, Any] = {"unserved_tools": "ignore", "max_model_len": 2_048}
-    gateway = InProcessGateway(parsers=PARSERS, **settings)
-    gateway.log.on_request = parsed_answer(gateway, THINKS_AND_CALLS)
+    gateway = answering()
     for choice in (None, "auto", "required"):
         await created(gateway, tools=[READ, *UNSERVED[:4]], tool_choice=choice)
         parsing = gateway.log.requests[-1].parsing
@@ -177,6 +172,8 @@ async def test_tools_that_cannot_run_are_ignored_beside_others_by_setting() -> N
         assert [tool["function"]["name"] for tool in json.loads(parsing.tools)] == ["read"]
     refused: list[dict[str, Any]] = [
         {"tools": UNSERVED[:1]},
+        {"tools": [READ, UNSERVED[5]]},
+        {"tools": [READ, UNSERVED[6]]},
         {"tools": [READ, *UNSERVED[:1]], "tool_choice": UNSERVED[0]},
         {"tools": [READ, {**SEARCH, "vector_store_ids": []}]},
     ]

@@ -43,8 +43,10 @@ def beside(gateway: InProcessGateway, pieces: Pieces = THINKS_AND_CALLS) -> InPr
     return second_gateway
 
 
-def answering(pieces: Pieces = THINKS_AND_CALLS, **end: Any) -> InProcessGateway:
-    gateway = InProcessGateway(max_model_len=2_048, parsers=PARSERS)
+def answering(
+    pieces: Pieces = THINKS_AND_CALLS, *, unserved_tools: str = "ignore", **end: Any
+) -> InProcessGateway:
+    gateway = InProcessGateway(max_model_len=2_048, parsers=PARSERS, unserved_tools=unserved_tools)
     end = {"finish_reason": "tool_calls", "reasoning_tokens": 3} | end
     gateway.log.on_request = parsed_answer(gateway, pieces, **end)
     return gateway
