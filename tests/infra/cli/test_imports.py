@@ -76,7 +76,7 @@ _MEMBER = _READER | {"faust", "mode", "orjson"}  # of a group that shares its to
             _READER
             | {"fastapi", "jinja2", "orjson", "prometheus_client", "starlette", "tokenizers"}
             | {"uvicorn"},
-            940,
+            960,
         ),
         (
             _CODEC + "import infra.stack.engine_source, workers.runtime, workers.models.folder, "
