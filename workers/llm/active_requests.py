@@ -223,7 +223,7 @@ class ActiveRequests:
         try:
             prompt_tokens = token_array(work.prompt_tokens)
             self._check(work, now_ms)
-            parser = parser_of(work, prompt_tokens, self._parsers)
+            parser = parser_of(work, prompt_tokens, self._parsers) if work.parsing else None
         except TriviumError as error:
             refused = isinstance(error, WorkerRefused)
             kind = PhaseKind.REFUSED if refused else PhaseKind.FAILED

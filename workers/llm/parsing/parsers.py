@@ -56,10 +56,8 @@ class Parsers(Protocol):
         """
 
 
-def parser_of(work: Work, prompt: Sequence[int], parsers: Parsers | None) -> AnswerParser | None:
-    """Return the parser of an answer, None if it is text; raises WorkerRefused without parsers."""
-    if work.parsing is None:
-        return None
+def parser_of(work: Work, prompt: Sequence[int], parsers: Parsers | None) -> AnswerParser:
+    """Return the parser of an answer that is not text; raises WorkerRefused without parsers."""
     if parsers is None:
         raise WorkerRefused(
             f"worker {work.worker_id} has no parser of tool calls or reasoning: start it with "
