@@ -5,6 +5,8 @@ does it (`checks.py`).
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from schemas.errors import InvalidRequest
@@ -132,16 +134,28 @@ def _text(name: str, kind: StructuredKind, value: Any) -> str:
 
 def _object_text(name: str, value: Any, kind: str) -> str:
     """Return a JSON object as text; `kind` says what it should be."""
-    try:
-        if isinstance(value, str):
+    if isinstance(value, str):
+        with _json_errors(name, kind):
             if len(value) > FORM_CHARS_MAX:
                 raise ValueError(f"more than {FORM_CHARS_MAX} characters")
             value = json.loads(value)
-        if not isinstance(value, dict):
-            raise InvalidRequest(f"{name}: expected {kind}, found {shorten(value)}", name)
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{name}: expected {kind}, found {shorten(value)}", name)
+    return json_text(name, value, kind)
+
+
+def json_text(name: str, value: Any, kind: str) -> str:
+    """Return a value as compact JSON; `kind` says what it should be. Raises InvalidRequest."""
+    with _json_errors(name, kind):
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         text.encode()
+        return text
+
+
+@contextmanager
+def _json_errors(name: str, kind: str) -> Iterator[None]:
+    try:
+        yield
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise InvalidRequest(f"{name}: expected {kind}: {why}", name) from error
-    return text

@@ -129,7 +129,7 @@ async def take_in_body(
         tools = tools_of(body) if body.names_tools else ()
         chat = chat_of(body, body.messages, served.tokenizer.template, tools)
         if body.names_tools or served.parsers.reasoning != NONE:
-            parsing = await parsing_of(body, chat, served.parsers, tenant)
+            parsing = await parsing_of(body, tools, chat, served.parsers, tenant)
         search = await _search(body, collection, chat, served, settings, tenant)
         if search is None:
             prompts = [_cut(await chat_prompt(chat, served, settings, tenant), body, tokens_max)]

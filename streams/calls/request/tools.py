@@ -17,6 +17,7 @@ from streams.calls.errors import shorten
 from streams.calls.request.body import TemplateFields
 from streams.calls.request.chat import Chat
 from streams.calls.request.check_process import CHECK_MS, CHECK_PROCESS
+from streams.calls.request.form import json_text
 
 TOOLS_MAX: Final = 128  # OpenAI's limit
 TOOLS_CHARS_MAX: Final = 262_144  # of all tools together, as JSON
@@ -79,10 +80,10 @@ def check_tools(body: TemplateFields) -> None:
 
 
 async def parsing_of(
-    body: TemplateFields, chat: Chat, names: ParserNames, tenant: str = ""
+    body: TemplateFields, tools: Sequence[Json], chat: Chat, names: ParserNames, tenant: str = ""
 ) -> Parsing | None:
-    """Return how the answer of a chat is parsed, None if it is text; raises InvalidRequest."""
-    tools = tools_of(body)
+    """Return how the answer of a chat is parsed, None if it is text. `tools` are those of the body
+    (`tools_of`). Raises InvalidRequest."""
     choice = body.tool_choice if body.tools or not body.functions else body.function_call
     chosen, choice_text = _chosen(tools, choice)
     is_called = bool(chosen) and choice_text != "none"
@@ -96,13 +97,13 @@ async def parsing_of(
         return None
     if is_called:
         await _check_schemas(tools, tenant)
-    extras = body.model_extra or {}
+    extras, variables = body.model_extra or {}, chat.variables
     return Parsing(
-        tools=_text("tools", chosen) if is_called else "",
+        tools=json_text("tools", chosen, "JSON") if is_called else "",
         tool_choice=choice_text if is_called else "none",
         parallel_tool_calls=extras.get("parallel_tool_calls") is not False,
         include_reasoning=extras.get("include_reasoning") is not False,
-        template_kwargs=_text("chat_template_kwargs", chat.variables) if chat.variables else "",
+        template_kwargs=json_text("chat_template_kwargs", variables, "JSON") if variables else "",
         prior_calls=sum(len(message.get("tool_calls", ())) for message in chat.turns),
     )
 
@@ -136,7 +137,7 @@ def _allowed_name(tool: Any) -> Any:
 
 
 async def _check_schemas(tools: Sequence[Json], tenant: str) -> None:
-    text = _text("tools", tools)
+    text = json_text("tools", tools, "JSON")
     if len(text) > TOOLS_CHARS_MAX:
         raise InvalidRequest(
             f"tools: expected at most {TOOLS_CHARS_MAX} characters, found {len(text)}", "tools"
@@ -144,19 +145,9 @@ async def _check_schemas(tools: Sequence[Json], tenant: str) -> None:
     schemas = [tool["function"].get("parameters") or {} for tool in tools]
     try:  # a list of schemas is itself one
         wrong = await CHECK_PROCESS.check(
-            "json_schema", _text("tools", {"allOf": schemas}), CHECK_MS, tenant
+            "json_schema", json_text("tools", {"allOf": schemas}, "JSON"), CHECK_MS, tenant
         )
     except InvalidRequest as error:
         raise InvalidRequest(f"tools: {error.message}", "tools") from error
     if wrong:
         raise InvalidRequest(f"tools: parameters: {wrong}", "tools")
-
-
-def _text(name: str, value: Any) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        text.encode()
-    except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise InvalidRequest(f"{name}: expected JSON: {why}", name) from error
-    return text

@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from schemas.records import CancelReason, Endpoint
-from streams.calls.request.intake import take_in
+from streams.calls.ids import Conversation
+from streams.calls.request.intake import CallIntake, take_in
 from streams.calls.requests import Inquiry, accept, options_of
 from streams.calls.stream.chunks import ChunkWriter, whole_answer
 from streams.calls.stream.hub import Call
@@ -33,14 +34,7 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: HttpExchange)
     await calls.admit(tenant)  # before the body takes memory
     raw = await exchange.read_body(gateway.callers.body_reader)
     intake = await take_in(raw, endpoint, gateway.served, settings, tenant)
-    conversation = gateway.conversations.of_call(
-        headers,
-        intake.session_id,
-        intake.chat.turns,
-        tenant=tenant,
-        user=intake.user,
-        now_ms=exchange.arrived_ms,
-    )
+    conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     inquiry = Inquiry(
         intake=intake,
@@ -61,6 +55,18 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: HttpExchange)
         return await _write_stream(gateway, exchange, inquiry, lookup, call)
 
     return await answer(gateway, exchange, call, write, keeps_running=inquiry.options.keeps_running)
+
+
+def conversation_of(gateway: Gateway, exchange: HttpExchange, intake: CallIntake) -> Conversation:
+    """Return the conversation that a call continues; raises InvalidRequest for its header."""
+    return gateway.conversations.of_call(
+        exchange.headers,
+        intake.session_id,
+        intake.chat.turns,
+        tenant=exchange.tenant,
+        user=intake.user,
+        now_ms=exchange.arrived_ms,
+    )
 
 
 async def answer(

@@ -20,7 +20,7 @@ from streams.calls.request.search import collection_of
 from streams.calls.request.tools import tools_of
 from streams.calls.requests import Inquiry, accept, options_of
 from streams.calls.stream.hub import Call
-from streams.gateway.endpoints.generate import answer
+from streams.gateway.endpoints.generate import answer, conversation_of
 from streams.gateway.endpoints.resume import RESUME_HEADER, last_event, resume
 from streams.gateway.http.delivery import COMPLETED, write_stream, write_whole
 from streams.gateway.http.entry import HttpExchange
@@ -76,14 +76,7 @@ async def _inquiry(gateway: Gateway, exchange: HttpExchange, body: MessagesBody)
     headers, settings = exchange.headers, gateway.settings
     intake = await take_in_body(chat_body(body), gateway.served, settings, exchange.tenant)
     intake = _limited(intake, body.max_tokens)
-    conversation = gateway.conversations.of_call(
-        headers,
-        intake.session_id,
-        intake.chat.turns,
-        tenant=exchange.tenant,
-        user=intake.user,
-        now_ms=exchange.arrived_ms,
-    )
+    conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     return Inquiry(
         intake=intake,

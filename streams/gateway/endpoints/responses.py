@@ -17,7 +17,7 @@ from streams.calls.request.responses_body import ResponsesBody, refuse_fields
 from streams.calls.requests import Inquiry, accept, options_of
 from streams.calls.stream.chunks import KEEPALIVE
 from streams.calls.stream.hub import Call
-from streams.gateway.endpoints.generate import answer
+from streams.gateway.endpoints.generate import answer, conversation_of
 from streams.gateway.endpoints.stored_responses import load_conversation, resolve_references
 from streams.gateway.http.delivery import (
     COMPLETED,
@@ -66,14 +66,7 @@ async def _inquiry(
         intake = await response_call.take_in(gateway.served, gateway.settings, exchange.tenant)
     except PromptTooLong as error:
         raise PromptTooLong(error.message, "input") from None
-    conversation = gateway.conversations.of_call(
-        exchange.headers,
-        intake.session_id,
-        intake.chat.turns,
-        tenant=exchange.tenant,
-        user=intake.user,
-        now_ms=exchange.arrived_ms,
-    )
+    conversation = conversation_of(gateway, exchange, intake)
     if response_call.earlier.session_id:  # that session has the KV of earlier turns
         turn = sum(message["role"] == "assistant" for message in response_call.messages)
         conversation = Conversation(session_id=response_call.earlier.session_id, turn=turn)

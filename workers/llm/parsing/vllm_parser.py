@@ -27,10 +27,9 @@ from schemas.records import (
     DeltaKind,
     Parsing,
     Sampling,
-    Structured,
-    StructuredKind,
     Work,
 )
+from workers.llm.parsing.forms import params_fields, structured_of
 from workers.llm.parsing.parsers import ParsedEnd
 from workers.llm.parsing.token_texts import KIMI, CallIds, TokenTexts
 
@@ -90,7 +89,7 @@ class VllmParsers:
             replace(
                 work.sampling,
                 skip_special_tokens=request.skip_special_tokens,
-                structured=_structured(request.structured_outputs),
+                structured=structured_of(request.structured_outputs),
             ),
             own_prompt,
             TokenTexts(
@@ -113,9 +112,8 @@ class VllmParsers:
         form = request.structured_outputs
         is_either = bool(request.tools) and request.tool_choice == "auto" and form is not None
         if is_either:
-            parser.tool_strict_level = (
-                ToolStrictLevel.FUNCTION
-            )  # otherwise it has no form for calls
+            # Otherwise it has no form for calls.
+            parser.tool_strict_level = ToolStrictLevel.FUNCTION
         request = parser.adjust_request(request)
         if is_either and request.structured_outputs == form:
             raise InvalidRequest(
@@ -325,46 +323,14 @@ def _request(parsing: Parsing, sampling: Sampling, model: str) -> ChatCompletion
             "tool_choice": json.loads(choice) if choice.startswith("{") else choice,
             "parallel_tool_calls": parsing.parallel_tool_calls,
         }
+    structured = sampling.structured
+    form = None if structured is None else StructuredOutputsParams(**params_fields(structured))
     return ChatCompletionRequest(
         messages=[{"role": "user", "content": ""}],
         model=model,
         include_reasoning=parsing.include_reasoning,
         chat_template_kwargs=json.loads(parsing.template_kwargs or "null"),
         skip_special_tokens=sampling.skip_special_tokens,
-        structured_outputs=_as_params(sampling.structured),
+        structured_outputs=form,
         **fields,
     )
-
-
-_FIELDS = {
-    StructuredKind.JSON_SCHEMA: "json",
-    StructuredKind.REGEX: "regex",
-    StructuredKind.GRAMMAR: "grammar",
-    StructuredKind.STRUCTURAL_TAG: "structural_tag",
-}
-
-
-def _as_params(structured: Structured | None) -> StructuredOutputsParams | None:
-    if structured is None:
-        return None
-    if structured.kind is StructuredKind.JSON_OBJECT:
-        return StructuredOutputsParams(json_object=True)
-    if structured.kind is StructuredKind.CHOICE:
-        return StructuredOutputsParams(choice=json.loads(structured.value))
-    return StructuredOutputsParams(**{_FIELDS[structured.kind]: structured.value})
-
-
-def _structured(params: StructuredOutputsParams | None) -> Structured | None:
-    if params is None:
-        return None
-    if params.json_object:
-        return Structured(kind=StructuredKind.JSON_OBJECT, value="")
-    if params.choice is not None:
-        return Structured(kind=StructuredKind.CHOICE, value=json.dumps(params.choice))
-    for kind, field in _FIELDS.items():
-        value = getattr(params, field)
-        if value is not None:
-            return Structured(
-                kind=kind, value=value if isinstance(value, str) else json.dumps(value)
-            )
-    return None

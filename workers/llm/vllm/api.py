@@ -17,8 +17,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
-from schemas.records import Sampling, Structured, StructuredKind, TokenLogprob, TopLogprob
+from schemas.records import Sampling, TokenLogprob, TopLogprob
 from workers.llm.engine import Job
+from workers.llm.parsing.forms import params_fields
 from workers.llm.vllm.check import request_of
 from workers.llm.vllm.continued.state import PRIOR_TOKENS
 
@@ -40,6 +41,7 @@ def sampling_params(
 
     `prior_tokens` of the prompt are the answer's. With `stops`, vLLM looks for the stop strings.
     """
+    form = sampling.structured
     extra: dict[str, Any] = {"kv_transfer_params": dict(kv_params)} if kv_params else {}
     if prior_tokens:
         extra[PRIOR_TOKENS] = prior_tokens
@@ -63,7 +65,7 @@ def sampling_params(
         logit_bias={int(token): bias for token, bias in sampling.logit_bias.items()} or None,
         allowed_token_ids=list(sampling.allowed_token_ids) or None,
         bad_words=list(sampling.bad_words),
-        structured_outputs=_structured(sampling.structured),
+        structured_outputs=form and StructuredOutputsParams(**params_fields(form)),
         extra_args=extra or None,
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,  # the object is used for one request only
@@ -77,28 +79,6 @@ def reasoning_arguments(job: Job) -> dict[str, Any]:
         kwargs = {"chat_template_kwargs": json.loads(job.template_kwargs)}
         arguments["reasoning_parser_kwargs"] = kwargs
     return arguments
-
-
-def _structured(constraint: Structured | None) -> StructuredOutputsParams | None:
-    if constraint is None:
-        return None
-    value = constraint.value
-    match constraint.kind:
-        case StructuredKind.JSON_SCHEMA:
-            return StructuredOutputsParams(json=value)
-        case StructuredKind.JSON_OBJECT:
-            return StructuredOutputsParams(json_object=True)
-        case StructuredKind.REGEX:
-            return StructuredOutputsParams(regex=value)
-        case StructuredKind.GRAMMAR:
-            return StructuredOutputsParams(grammar=value)
-        case StructuredKind.STRUCTURAL_TAG:
-            return StructuredOutputsParams(structural_tag=value)
-        case StructuredKind.CHOICE:
-            choices = json.loads(value)
-            if not isinstance(choices, list) or not all(isinstance(c, str) for c in choices):
-                raise ValueError(f"expected a JSON list of strings as choices, found {value!r}")
-            return StructuredOutputsParams(choice=choices)
 
 
 def token_logprobs(
