@@ -11,7 +11,7 @@ broker's timestamps, so all readers agree.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from schemas.records import (
@@ -53,7 +53,7 @@ class Member:
     load: Load = _NEW_LOAD
     search: SearchLoad | None = None
     embedding: EmbedLoad | None = None
-    backlog: Backlog | None = None
+    backlogs: Sequence[Backlog] = ()  # of a router, one for each model
     faults: Faults | None = None
     beat_seq: int = -1
     ahead_ms: int = 0  # its clock minus the broker's, measured
@@ -171,7 +171,7 @@ class FleetView:
             )
             member.credits, claims = old_member.credits, old_member.claims
             member.search, member.embedding = old_member.search, old_member.embedding
-            member.backlog, member.faults = old_member.backlog, old_member.faults
+            member.backlogs, member.faults = old_member.backlogs, old_member.faults
         member.claims = {lease: claims.get(lease, offset) for lease in record.leases}
         self.members[record.member_id] = member
 
@@ -183,7 +183,7 @@ class FleetView:
         member.beat_seq = record.seq
         member.state = record.state
         member.load, member.search, member.embedding = record.load, record.search, record.embedding
-        member.backlog, member.faults = record.backlog, record.faults
+        member.backlogs, member.faults = record.backlogs, record.faults
         member.credits = {(grant.router_id, grant.role): grant.credits for grant in record.grants}
 
     def scaling_target_at(self, now_ms: int) -> Wanted | None:

@@ -298,6 +298,7 @@ class Backlog:
     append_ms: float = 0.0  # of a decode or replica worker's time for a prompt, likewise
     step_ms: float = 0.0  # time of a token of a lone answer
     sharing_ms: float = 0.0  # what one more answer of a batch adds to it
+    model: str = ""  # of which model; empty: not told
 
 
 @frozen
@@ -406,6 +407,8 @@ class Capability:
     tensor_parallel: int = 1  # ranks over which each KV block is spread
     kv_bytes_per_token: int = 0  # bytes of KV of one token over all ranks; 0: not told
     triggers: Sequence[str] = ()  # of probes, that are installed there; none: not told
+    adapters: Sequence[str] = ()  # LoRA adapters that it can load, by name
+    adapters_max: int = 0  # how many of them a batch may use
 
 
 @frozen
@@ -733,6 +736,7 @@ class Load:
     tokens_total: int = 0  # tokens generated since start
     # of decode time over the last seconds, waiting for retrievals; none where nothing asks
     stalled_share: float | None = None
+    adapters: Sequence[str] = ()  # LoRA adapters that are loaded
 
 
 @frozen
@@ -794,7 +798,7 @@ class Heartbeat:
     load: Load  # what it is doing
     search: SearchLoad | None = None  # for retrieval workers
     embedding: EmbedLoad | None = None  # of an embedding worker
-    backlog: Backlog | None = None  # of a router
+    backlogs: Sequence[Backlog] = ()  # of a router, one for each model
     faults: Faults | None = None  # if it has any
 
 
@@ -1227,6 +1231,7 @@ class Request:
     # all that name none
     cache_scope: str = ""
     parsing: Parsing | None = None  # how the answer is parsed; null: it is text
+    adapter: str = ""  # the LoRA adapter over the model, by name; empty: none
 
 
 @frozen
@@ -1328,6 +1333,8 @@ class Session:
     last_used_ms: int  # wall time of the last turn's end
     kv: KvHandle | None = None  # where its KV may be read, if the engine keeps it for that
     tenant: str = ""  # whose conversation it is; another tenant may use the same id
+    # whose KV it is: the name of the model or adapter that answered; empty: not told
+    model: str = ""
 
 
 @frozen
@@ -1577,6 +1584,7 @@ class WantedPool:
     workers: int  # workers that it wants
     work: float  # what comes and what waits, as workers that are busy all the time
     why: str  # what decided it
+    model: str = ""  # of which model; empty: not told, or a pool of no model
 
 
 @frozen
@@ -1604,6 +1612,7 @@ class WarmPrefix:
     # whose prefix caches it shares: prompts of one scope alone may have blocks in common; empty: of
     # all that name none
     cache_scope: str = ""
+    adapter: str = ""  # the LoRA adapter over the model, by name; empty: none
 
 
 @frozen
@@ -1644,3 +1653,4 @@ class Work:
     # all that name none
     cache_scope: str = ""
     parsing: Parsing | None = None  # how the answer is parsed; null: it is text
+    adapter: str = ""  # the LoRA adapter over the model, by name; empty: none

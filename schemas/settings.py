@@ -4,6 +4,8 @@
 they configure.
 """
 
+from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
@@ -75,7 +77,7 @@ class LogSettings:
 
 @section("model")
 class ModelSettings:
-    """Section [model]: the served model. One deployment serves one model."""
+    """Section [model], or one of several [[models]]: a model, and the LoRA adapters over it."""
 
     path: str = ""  # a folder, a Hugging Face name, or one of workers/models; empty: the engine's
     revision: str = ""  # of a repository: the commit to download
@@ -84,6 +86,9 @@ class ModelSettings:
     # vLLM's parsers of tool calls and of reasoning; "auto": guessed from the chat template; "none"
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    # folders of LoRA adapters by the names that calls use as their model
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    adapters_max: Positive = 4  # that an engine's batch may use at once; others wait
 
     @property
     def pinned(self) -> str:

@@ -40,7 +40,7 @@ class FleetMeter:
     def measure(self, view: FleetView, now_ms: int) -> FleetMeasurement | None:
         """Measure the fleet now; return None if no live router reports a backlog."""
         routers = view.living(MemberKind.ROUTER, now_ms)
-        backlogs = [router.backlog for router in routers if router.backlog is not None]
+        backlogs = [backlog for router in routers for backlog in router.backlogs]
         if not backlogs:
             return None
         workers = [

@@ -179,7 +179,7 @@ class RouterProcess:
             former_epoch=former_epoch,
         )
         self.membership.policies = self.router.placer.policies
-        self.membership.backlog_source = lambda: self.router.backlog(wall_ms())
+        self.membership.backlogs_source = lambda: self.router.backlogs(wall_ms())
         self.prefixes = Prefixes(
             log,
             self.codec,

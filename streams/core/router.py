@@ -167,7 +167,7 @@ class Router:
         """Return whether a tick has nothing to do but the sweep once a second."""
         return not self.tables.requests.by_id and self.placer.prefixes.is_swept
 
-    def backlog(self, now_ms: int) -> Backlog:
+    def backlogs(self, now_ms: int) -> tuple[Backlog, ...]:
         """Return the queue's figures and the demand on workers; change nothing."""
         tables = self.tables
         waiting, requests, demand = tables.admission, tables.requests, tables.demand
@@ -175,19 +175,21 @@ class Router:
             (requests.by_id[request_id].queued_ms for request_id in waiting), default=now_ms
         )
         step_ms, sharing_ms = self.placer.estimates.decode.coefficients[:2]
-        return Backlog(
-            waiting=len(waiting),
-            oldest_ms=max(0, now_ms - since_ms),
-            slack_ms=waiting.slack_ms(now_ms),
-            handing_over=len(requests.handovers),
-            retrieving=requests.retrieving,
-            requests_per_s=demand.queued.per_s(now_ms),
-            prompt_tokens=demand.queued.mean("prompt_tokens"),
-            answer_tokens=demand.answered.mean("answer_tokens"),
-            prefill_ms=demand.placed.mean("prefill_ms"),
-            append_ms=demand.placed.mean("append_ms"),
-            step_ms=step_ms,
-            sharing_ms=sharing_ms,
+        return (
+            Backlog(
+                waiting=len(waiting),
+                oldest_ms=max(0, now_ms - since_ms),
+                slack_ms=waiting.slack_ms(now_ms),
+                handing_over=len(requests.handovers),
+                retrieving=requests.retrieving,
+                requests_per_s=demand.queued.per_s(now_ms),
+                prompt_tokens=demand.queued.mean("prompt_tokens"),
+                answer_tokens=demand.answered.mean("answer_tokens"),
+                prefill_ms=demand.placed.mean("prefill_ms"),
+                append_ms=demand.placed.mean("append_ms"),
+                step_ms=step_ms,
+                sharing_ms=sharing_ms,
+            ),
         )
 
     def view(self) -> dict[str, tuple[object, ...]]:

@@ -109,7 +109,7 @@ class Membership:
         self.grant_source: Callable[[], list[Grant]] = list
         self.search: SearchCapability | None = None  # of a retrieval worker; set before `join`
         self.search_source: Callable[[], SearchLoad | None] = lambda: None
-        self.backlog_source: Callable[[], Backlog | None] = lambda: None  # of a router
+        self.backlogs_source: Callable[[], tuple[Backlog, ...]] = tuple  # of a router
         self.policies: Sequence[str] = ()  # of a router; set before `join`
         self.embedding: EmbedCapability | None = None  # of an embedding worker; likewise
         self.embedding_source: Callable[[], EmbedLoad | None] = lambda: None
@@ -370,7 +370,7 @@ class Membership:
             load=self.load_source(),
             search=self.search_source(),
             embedding=self.embedding_source(),
-            backlog=self.backlog_source(),
+            backlogs=self.backlogs_source(),
             faults=FAULTS.record(),
         )
         self._beat_seq += 1

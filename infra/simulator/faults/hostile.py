@@ -230,11 +230,14 @@ def _stranger(cluster: OpenCluster, work: Work, draw: Draw) -> None:
 
 def _odd_beat(cluster: Cluster, worker: SimWorker, draw: Draw) -> Heartbeat:
     beat = heartbeat(worker, 0)
-    counts = ("running", "waiting", "queued_tokens", "kv_blocks_used", "requests_total")
     load = replace(
         beat.load,
         step_ms=float(draw.choice(_FLOATS)),
-        **{count: int(draw.choice(_NUMBERS)) for count in counts},
+        running=int(draw.choice(_NUMBERS)),
+        waiting=int(draw.choice(_NUMBERS)),
+        queued_tokens=int(draw.choice(_NUMBERS)),
+        kv_blocks_used=int(draw.choice(_NUMBERS)),
+        requests_total=int(draw.choice(_NUMBERS)),
     )
     few = [replace(grant, credits=int(draw.choice(_NUMBERS[:3]))) for grant in beat.grants]
     return replace(beat, load=load, grants=few, at_ms=int(draw.choice(_NUMBERS)))

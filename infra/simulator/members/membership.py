@@ -92,7 +92,7 @@ def member_registration(
 
 
 def member_heartbeat(
-    member_id: str, epoch: int, seq: int, now_ms: float, backlog: Backlog | None = None
+    member_id: str, epoch: int, seq: int, now_ms: float, backlogs: tuple[Backlog, ...] = ()
 ) -> Heartbeat:
     """Return the heartbeat of a router or a gateway."""
     return Heartbeat(
@@ -102,7 +102,7 @@ def member_heartbeat(
         at_ms=int(now_ms),
         state=MemberState.READY,
         load=Load(),
-        backlog=backlog,
+        backlogs=backlogs,
     )
 
 
@@ -185,8 +185,8 @@ class SimMembership:
         self._beats += 1
         now_ms = self._clock.now_ms
         if self._router.alive and not self._router.is_asleep:
-            backlog = self._router.core.backlog(int(now_ms))
-            self._write(member_heartbeat(ROUTER, self._router.epoch, self._beats, now_ms, backlog))
+            backlogs = self._router.core.backlogs(int(now_ms))
+            self._write(member_heartbeat(ROUTER, self._router.epoch, self._beats, now_ms, backlogs))
         for gateway in self._gateways.living:
             self._write(member_heartbeat(gateway.gateway_id, gateway.epoch, self._beats, now_ms))
         for worker in self.workers.values():

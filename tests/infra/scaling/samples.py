@@ -55,6 +55,6 @@ def router_says(view: FleetView, backlog: Backlog | None, name: str = "router-0"
         at_ms=T0,
         state=MemberState.READY,
         load=Load(),
-        backlog=backlog,
+        backlogs=() if backlog is None else (backlog,),
     )
     view.apply(beat, 1, T0)

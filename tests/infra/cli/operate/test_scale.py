@@ -63,7 +63,7 @@ async def test_scale_command_waits_for_silent_router(
     looking = asyncio.create_task(first_look(scaler, watch))
     await asyncio.sleep(0)
     assert not looking.done()
-    lives = beat("router-0", 1, backlog=backlog(), at_ms=wall_ms())
+    lives = beat("router-0", 1, backlogs=(backlog(),), at_ms=wall_ms())
     watch.view.apply(lives, 101, wall_ms() + 60_000)
     watch.changed.set()
     assert await looking is not None
@@ -84,7 +84,7 @@ async def test_scale_command_publishes_scaling_target(
         at_ms=wall_ms(),
         state=MemberState.READY,
         load=Load(),
-        backlog=backlog(),
+        backlogs=(backlog(),),
     )
     async with LogProducer(kafka, Codec(), durable=True, client_id="router-0") as producer:
         replica = registration("replica-0", Role.REPLICA), beat("replica-0", 1, {Role.REPLICA: 8})
