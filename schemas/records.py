@@ -1195,6 +1195,8 @@ class Sampling:
     bad_words: Sequence[str] = ()  # words that must not be generated
     structured: Structured | None = None  # form of the answer
     allowed_token_ids: Sequence[int] = ()  # the only tokens that may be generated; empty: all
+    # most tokens of reasoning, after which its end is generated; null: no bound of its own
+    thinking_token_budget: int | None = None
 
 
 @frozen

@@ -10,10 +10,8 @@ remembered (up to a bound), so repeated work and lower attempts are ignored.
 
 In a paired orchestration two workers have the attempt. Only the decode worker ends it. The prefill
 worker reports that it is done or has failed; at a cancellation or a deadline it writes nothing.
-
 A KV handle is refused if it has expired, because its blocks may have another prompt by then; if its
-worker has begun a new epoch since; if that worker's clock differs too much from this one's; and if
-it is this worker's own, whose KV is in the prefix cache.
+worker has begun a new epoch; if the clocks differ too much; or if it is this worker's own.
 """
 
 import dataclasses
@@ -256,11 +254,12 @@ class ActiveRequests:
         if fault and not stream.prefill and work.kv and work.kv.worker_id != identity.worker_id:
             error = KvUnavailable(f"{stream.job_id}: {fault}").to_wire()
             self._report(kv_missed_phase(stream, error, now_ms), stream.headers)
+        parser = stream.parser
         return Job(
             request_id=stream.job_id,
             phase=work.phase,
             prompt_tokens=prompt_tokens,
-            sampling=work.sampling if stream.parser is None else stream.parser.sampling,
+            sampling=work.sampling if parser is None else parser.sampling,
             deadline_ms=work.deadline_ms,
             kv=kv,
             orchestration=work.orchestration,
@@ -269,7 +268,8 @@ class ActiveRequests:
             prior_tokens=work.prior_tokens,
             prior_chars=work.prior_chars,
             template_kwargs="" if work.parsing is None else work.parsing.template_kwargs,
-            binds_reasoning=stream.parser is not None and stream.parser.binds_reasoning,
+            binds_reasoning=parser is not None and parser.binds_reasoning,
+            thinking_end="" if parser is None else parser.thinking_end,
             cache_scope=work.cache_scope,
         )
 

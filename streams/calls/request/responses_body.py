@@ -31,6 +31,7 @@ EXTENSIONS = frozenset(
     {
         *("seed", "stop", "top_k", "min_p", "min_tokens", "ignore_eos", "logit_bias"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty", "chat_template_kwargs"),
+        "thinking_token_budget",
         *("retrieval", "priority", "cache_salt", "trivium"),
     }
 )

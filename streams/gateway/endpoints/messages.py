@@ -75,7 +75,9 @@ def _begin(gateway: Gateway, exchange: HttpExchange) -> None:
 async def _inquiry(gateway: Gateway, exchange: HttpExchange, body: MessagesBody) -> Inquiry:
     headers, settings = exchange.headers, gateway.settings
     intake = await take_in_body(chat_body(body), gateway.served, settings, exchange.tenant)
-    intake = _limited(intake, body.max_tokens)
+    bounds_reasoning = gateway.served.parsers.bounds_reasoning
+    budget = body.thinking_tokens_max if bounds_reasoning else None
+    intake = _limited(intake, body.max_tokens, budget)
     conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     return Inquiry(
@@ -86,11 +88,15 @@ async def _inquiry(gateway: Gateway, exchange: HttpExchange, body: MessagesBody)
     )
 
 
-def _limited(intake: CallIntake, tokens_max: int) -> CallIntake:
+def _limited(intake: CallIntake, tokens_max: int, budget: int | None) -> CallIntake:
     """Limit the answer to its `max_tokens`, or to the rest of the model's context if that is less:
-    clients ask for as many tokens as the largest models have."""
+    clients ask for as many tokens as the largest models have. `budget` limits its thinking."""
     samplings = [
-        replace(sampling, max_tokens=min(sampling.max_tokens, tokens_max))
+        replace(
+            sampling,
+            max_tokens=min(sampling.max_tokens, tokens_max),
+            thinking_token_budget=sampling.thinking_token_budget if budget is None else budget,
+        )
         for sampling in intake.samplings
     ]
     return replace(intake, samplings=samplings)
