@@ -13,7 +13,7 @@ from streams.core.handlers import observations
 from streams.core.handlers.endings import DEADLINE_GRACE_MS, Endings
 from streams.core.handlers.orders import Orders
 from streams.core.handlers.retrievals import Retrievals
-from streams.core.placement.estimates import Estimates
+from streams.core.placement.placer import Placer
 from streams.core.requests.live import UNPLACED, LiveRequest, note, step
 from streams.core.states import CANCELS, LOST, ON_WORKERS, STANDS_ON, Side, State
 from streams.core.tables import RouterTables
@@ -32,13 +32,13 @@ class Attempts:
         orders: Orders,
         endings: Endings,
         retrievals: Retrievals,
-        estimates: Estimates,
+        placer: Placer,
     ) -> None:
         self._tables = tables
         self._orders = orders
         self._endings = endings
         self._retrievals = retrievals
-        self._estimates = estimates
+        self._placer = placer
 
     def cancel(self, live: LiveRequest, now_ms: int) -> None:
         """End a request that no worker has; otherwise have the worker end it, and wait for that."""
@@ -49,12 +49,10 @@ class Attempts:
 
     def handle_phase(self, live: LiveRequest, phase: Phase, now_ms: int) -> None:
         """Handle a worker's report of a finished step, a refusal or a failure, unless stale."""
-        keeps_kv = live.keeps_kv
+        keeps_kv, estimates = live.keeps_kv, self._placer.memory_of(live.request.model).estimates
         note(live, phase)
         if phase.kind is PhaseKind.KV_RECEIVED and not live.is_paired:
-            observations.observe_transfer(
-                self._estimates, live, phase
-            )  # in a pair, prefill reports it
+            observations.observe_transfer(estimates, live, phase)  # in a pair, prefill reports it
         elif phase.kind is PhaseKind.KV_MISSED and (phase.worker_id, phase.worker_epoch) == (
             live.attempt.decode
         ):
@@ -70,7 +68,7 @@ class Attempts:
             self._endings.requeue(live, Reason.WORKER_LOST, None, now_ms)
         else:
             if phase.kind is PhaseKind.PREFILL_DONE:
-                observations.observe_prefill(self._estimates, live, phase, now_ms)
+                observations.observe_prefill(estimates, live, phase, now_ms)
                 self._orders.refund(live, live.attempt.prefill)
             self._tables.requests.move(live, following)
             if following is State.PAIRED:  # decode has allocated blocks: now prefill may write
@@ -188,4 +186,4 @@ class Attempts:
             if worker is not None and worker.epoch == life[1]:
                 with_kv = role is not Role.PREFILL and live.attempt.mode is Mode.REMOTE
                 tokens = 0 if with_kv else live.prompt_tokens
-                self._orders.charge(live, worker, tokens, now_ms)
+                self._orders.charge(live, worker, tokens, now_ms, now_ms)

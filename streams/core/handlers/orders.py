@@ -32,23 +32,28 @@ from schemas.records import (
 )
 from streams.core.effects import Decide, Dispatch, Effect
 from streams.core.fleet.workers import DECODERS, ActiveAnswer, Fleet, Life, Worker
-from streams.core.requests.admission import Admission
 from streams.core.requests.live import ALL_MET, NOBODY, Charge, LiveRequest, Placement
 from streams.core.requests.probe_results import probes_of
 from streams.core.states import State
+from streams.core.tables import ModelQueues
 
 
 class Orders:
     """Appends dispatches and decisions to the tables' effects; counts credits in the fleet."""
 
     def __init__(
-        self, router_id: str, policy: str, fleet: Fleet, queue: Admission, effects: list[Effect]
+        self,
+        router_id: str,
+        policy: str,
+        fleet: Fleet,
+        queues: ModelQueues,
+        effects: list[Effect],
     ) -> None:
         """Create the handler of a router with this id and this default policy, on its tables."""
         self._router_id = router_id
         self._policy = policy
         self._fleet = fleet
-        self._queue = queue
+        self._queues = queues
         self._effects = effects
 
     def decide(
@@ -71,14 +76,16 @@ class Orders:
             reason,
             placement.policy if placement is not None else policy or self._policy,
             now_ms,
-            queue_length=len(self._queue),
+            queue_length=len(self._queues.of(live.request.model).admission),
             session=session,
             placement=placement,
             looked_at=looked_at,
         )
         self._effects.append(Decide(record, live.partition))
 
-    def charge(self, live: LiveRequest, worker: Worker, tokens: int, begins_ms: int) -> None:
+    def charge(
+        self, live: LiveRequest, worker: Worker, tokens: int, begins_ms: int, now_ms: int
+    ) -> None:
         """Spend one of a worker's credits on a request whose answer should begin at `begins_ms`."""
         assert worker.role not in live.attempt.charges, f"{live.request_id}: charged twice"
         request, answer = live.request, None
@@ -90,7 +97,7 @@ class Orders:
                 deadline_ms=request.deadline_ms,
                 begins_ms=begins_ms,
             )
-        self._fleet.add_request(worker, tokens, answer)
+        self._fleet.add_request(worker, tokens, answer, adapter=request.adapter, now_ms=now_ms)
         live.attempt.charges[worker.role] = Charge(worker.life, tokens)
 
     def refund(self, live: LiveRequest, life: Life | None = None) -> None:
@@ -239,6 +246,7 @@ def work(
         mode=live.attempt.mode,
         orchestration=live.attempt.orchestration,
         model=request.model,
+        adapter=request.adapter,
         prompt_tokens=request.prompt_tokens,
         sampling=request.sampling,
         arrived_ms=request.arrived_ms,

@@ -10,6 +10,7 @@ settings place it, and the decision names the wish and why it is unmet. Called b
 """
 
 from collections.abc import Container
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from schemas.records import Mode, Orchestration, Priority, Reason, Request, Role, Unmet
@@ -40,16 +41,27 @@ HANDOVER_AHEAD: Final = 4
 _NO_PAIR = OrchestrationChoice(Orchestration.NONE)
 
 
+class ModelMemory:
+    """What a router knows of one model's workers: their learned times, and whose turn it is."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self.estimates = Estimates(settings)
+
+    @cached_property
+    def turns(self) -> WorkerRotation:
+        """Return whose turn it is, for policies that take workers in turn."""
+        return WorkerRotation()
+
+
 class Placer:
-    """Places requests; its `estimates` learn from their phases and outcomes."""
+    """Places each request on workers of its model; learns from phases and outcomes."""
 
     def __init__(self, settings: RouterSettings, table: PpdTable | None = None) -> None:
         """Create a placer. Raise ConfigError if the policy is `table` and there is no `table`."""
         self.settings = settings
         self.prefixes = PrefixIndex(settings.prefix_blocks_max)
-        self.estimates = Estimates(settings)
+        self._memories: dict[str, ModelMemory] = {}
         self._policies = load_policies(settings, table)
-        self._turns = WorkerRotation()
         self._weights = {priority: settings.weights(priority) for priority in Priority}
         self._tickets = 0
 
@@ -57,6 +69,21 @@ class Placer:
     def policies(self) -> tuple[str, ...]:
         """Return the names of the policies by which it can place a request."""
         return tuple(self._policies)
+
+    def memory_of(self, model: str) -> ModelMemory:
+        """Return what is known of a model's workers; nothing before its first placement."""
+        return self._memories.get(model) or ModelMemory(self.settings)
+
+    def open_memory(self, model: str) -> ModelMemory:
+        """Return what is known of a model's workers, and keep it from now on."""
+        memory = self._memories.get(model)
+        if memory is None:
+            memory = self._memories[model] = ModelMemory(self.settings)
+        return memory
+
+    def forget_models(self, but: Container[str]) -> None:
+        """Forget the workers of all models but those."""
+        self._memories = {name: memory for name, memory in self._memories.items() if name in but}
 
     def place(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
         """Return how to run the request now; None while it has to wait.
@@ -103,14 +130,14 @@ class Placer:
         """Return the worker that would probably compute the prompt if it were placed now, and how
         many tokens that worker lacks. Asks no policy, and counts nothing as dispatched."""
         view = self._view(case, fleet, now_ms)
-        policy = self._policy_of(case)
-        if policy.in_turn and fleet.has_living(Role.DECODE, now_ms):
-            worker = self._turns.pair(fleet, view.home, now_ms, fixed=policy.fixed_pairs)[0]
+        policy, decodes = self._policy_of(case), view.fleet.has_living(Role.DECODE, now_ms)
+        if policy.in_turn and decodes:
+            worker = self._turns(view).pair(view, fixed=policy.fixed_pairs)[0]
             return None if worker is None else (worker, view.uncached_tokens(worker))
         worker = view.replica()
         if view.home_takes(Role.DECODE) and not policy.is_fixed:
             worker = view.home
-        elif not policy.only_replicas and fleet.has_living(Role.DECODE, now_ms):
+        elif not policy.only_replicas and decodes:
             prefill = view.prefill(view.open(Role.PREFILL))
             at_home = worker is not None and worker is view.home
             if (
@@ -130,23 +157,20 @@ class Placer:
         decode worker lives; None while the request has to wait.
         """
         view, policy = self._view(case, fleet, now_ms), self._policy_of(case)
-        if not fleet.has_living(Role.DECODE, now_ms):
+        if not view.fleet.has_living(Role.DECODE, now_ms):
             return view.replica(), Reason.NO_WORKER
         if policy.in_turn:
-            worker = self._turns.handoff(
-                *(fleet, view.home, now_ms),
-                fixed=policy.fixed_pairs,
-                prefill=prefill,
-                decode=decode,
+            worker = self._turns(view).handoff(
+                view, fixed=policy.fixed_pairs, prefill=prefill, decode=decode
             )
             if worker is not None and worker.life != decode:
-                self._turns.record_turn(view.home, worker)
+                self._turns(view).record_turn(view.home, worker)
         else:
             worker = view.decode(0.0)
         if worker is None:
             return None, Reason.NO_WORKER
         if case.note is not None:
-            self.estimates.note_decode(case.note, worker, view.uncached_tokens(worker))
+            view.estimates.note_decode(case.note, worker, view.uncached_tokens(worker))
         if worker is view.home:
             return worker, Reason.SESSION_WORKER
         if case.session is not None:
@@ -166,11 +190,16 @@ class Placer:
         return case.policy or (wish if wish in self._policies else self.settings.policy)
 
     def _view(self, case: RequestCase, fleet: Fleet, now_ms: int) -> View:
-        if self.estimates.changed:
-            for (life, role), pace in self.estimates.changed.items():
-                fleet.set_pace(life, role, pace)
-            self.estimates.changed.clear()
-        return View(case, fleet, self.prefixes, self.estimates, now_ms)
+        model = case.request.model
+        pools, memory = fleet.of(model), self.open_memory(model)
+        if changed := memory.estimates.changed:
+            for (life, role), pace in changed.items():
+                pools.set_pace(life, role, pace)
+            changed.clear()
+        return View(case, pools, self.prefixes, memory.estimates, now_ms)
+
+    def _turns(self, view: View) -> WorkerRotation:
+        return self._memories[view.case.request.model].turns
 
     def _weights_of(self, case: RequestCase) -> tuple[float, float]:
         if case.weights is None:
@@ -198,7 +227,7 @@ class Placer:
         estimate = None
         local_ms, remote_ms = view.append_at_ms(local), view.remote_first_ms(prefill)
         if self._policy_of(case).needs_estimate:
-            estimate = self.estimates.expect(
+            estimate = view.estimates.expect(
                 home=local,
                 prefill=prefill,
                 append_tokens=append_tokens,
@@ -287,12 +316,12 @@ class Placer:
     def _in_turn(self, view: View, policy: Policy) -> Placement | None:
         """Place on the pair whose turn it is."""
         home = view.home
-        pair = self._turns.pair(view.fleet, home, view.now_ms, fixed=policy.fixed_pairs)
+        pair = self._turns(view).pair(view, fixed=policy.fixed_pairs)
         at_home = home is not None and pair[1] is home
         choice = Choice(False, Reason.SESSION_WORKER if at_home else view.away_reason)
         placement = self._remote(view, choice, pair)
         if placement is not None:
-            self._turns.record_turn(home, *pair)
+            self._turns(view).record_turn(home, *pair)
         return placement
 
     def _remote(self, view: View, choice: Choice, pair: Pair | None = None) -> Placement | None:
@@ -335,8 +364,8 @@ class Placer:
         if not self._deals_replicas(view.case):
             worker = view.replica()
         else:
-            worker = self._turns.next_worker(view.fleet, view.home, view.now_ms, Role.REPLICA)
-            self._turns.record_turn(view.home, worker)
+            worker = self._turns(view).next_worker(view, Role.REPLICA)
+            self._turns(view).record_turn(view.home, worker)
         return None if worker is None else self._on_replica(view, worker)
 
     def _deals_replicas(self, case: RequestCase) -> bool:
@@ -395,7 +424,7 @@ class Placer:
         case, now_ms = view.case, view.now_ms
         if prefill is not None:
             first_ms = view.remote_first_ms(prefill)
-            case.note = self.estimates.note_remote(
+            case.note = view.estimates.note_remote(
                 prefill,
                 decode,
                 view.to_compute_at(prefill),
@@ -407,11 +436,12 @@ class Placer:
             return first_ms
         assert decode is not None
         first_ms, tokens = view.append_at_ms(decode), view.to_compute_at(decode)
-        case.note = self.estimates.note_local(
+        case.note = view.estimates.note_local(
             decode, tokens, case.max_tokens, now_ms, case.prompt_tokens
         )
-        token_ms = self.estimates.speeds.append_ms_per_token * decode.pace
-        view.fleet.occupy(decode, now_ms + first_ms, token_ms)
+        token_ms = view.estimates.speeds.append_ms_per_token * decode.pace
+        busy_ms = first_ms - view.loading_ms(decode)  # others need not wait for the adapter
+        view.fleet.occupy(decode, now_ms + busy_ms, token_ms)
         return first_ms
 
 

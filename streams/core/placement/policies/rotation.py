@@ -8,8 +8,9 @@ every turn is then remote, and deadlines do not count.
 """
 
 from schemas.records import MemberState, Role
-from streams.core.fleet.workers import Fleet, Life, Worker
+from streams.core.fleet.workers import Life, Worker
 from streams.core.placement.policies.policy import Policy
+from streams.core.placement.selection import View
 
 Pair = tuple[Worker | None, Worker | None]  # prefill and decode worker
 
@@ -29,56 +30,43 @@ class RoundRobinPolicy(Policy):
 class WorkerRotation:
     """The order of the workers' turns; stores only the last worker of each role.
 
-    `home` is the living worker that has the session's KV, if there is one.
+    `View.home` is the living worker that has the session's KV, if there is one.
     """
 
     def __init__(self) -> None:
         self._last: dict[Role, str] = {}
 
-    def pair(self, fleet: Fleet, home: Worker | None, now_ms: int, *, fixed: bool) -> Pair:
+    def pair(self, view: View, *, fixed: bool) -> Pair:
         """Return the next pair for a request: one of the fixed pairs, or any two workers. Without a
         prefill worker the request has to wait; without a decode worker prefill can begin."""
-        pairs = _pairs(fleet, now_ms) if fixed else []
+        pairs = _pairs(view) if fixed else []
         if not pairs:
-            prefill = self._next(Role.PREFILL, _open(fleet, Role.PREFILL, now_ms))
-            return prefill, self.next_worker(fleet, home, now_ms, Role.DECODE)
-        free = [pair for pair in pairs if pair[0].free]
-        roomy = {decode.worker_id: (prefill, decode) for prefill, decode in free if decode.free}
-        if home is not None and home.worker_id in roomy:
-            return roomy[home.worker_id]
+            prefill = self._next(Role.PREFILL, _open(view, Role.PREFILL))
+            return prefill, self.next_worker(view, Role.DECODE)
+        free = [pair for pair in pairs if view.takes(pair[0])]
+        roomy = {decode.worker_id: (first, decode) for first, decode in free if view.takes(decode)}
+        if view.home is not None and view.home.worker_id in roomy:
+            return roomy[view.home.worker_id]
         decode = self._next(Role.DECODE, [decode for _, decode in roomy.values()])
         if decode is not None:
             return roomy[decode.worker_id]
         return self._next(Role.PREFILL, [prefill for prefill, _ in free]), None
 
-    def next_worker(
-        self, fleet: Fleet, home: Worker | None, now_ms: int, role: Role
-    ) -> Worker | None:
+    def next_worker(self, view: View, role: Role) -> Worker | None:
         """Return the session's decode worker or replica, or else the next one with credit."""
-        if home is not None and home.role is role and home.free:
-            return home
-        return self._next(role, _open(fleet, role, now_ms))
+        return view.home if view.home_takes(role) else self._next(role, _open(view, role))
 
-    def handoff(
-        self,
-        fleet: Fleet,
-        home: Worker | None,
-        now_ms: int,
-        *,
-        fixed: bool,
-        prefill: Life,
-        decode: Life,
-    ) -> Worker | None:
+    def handoff(self, view: View, *, fixed: bool, prefill: Life, decode: Life) -> Worker | None:
         """Return the decode worker for a prompt that `prefill` has computed and that was placed for
         `decode`; None while it has to wait."""
         if fixed:
-            partners = {first.life: second for first, second in _pairs(fleet, now_ms)}
+            partners = {first.life: second for first, second in _pairs(view)}
             partner = partners.get(prefill)
             if partner is not None:
-                return partner if partner.free else None
-        able = _open(fleet, Role.DECODE, now_ms)
+                return partner if view.takes(partner) else None
+        able = _open(view, Role.DECODE)
         meant = next((worker for worker in able if worker.life == decode), None)
-        return meant or self.next_worker(fleet, home, now_ms, Role.DECODE)
+        return meant or self.next_worker(view, Role.DECODE)
 
     def record_turn(self, home: Worker | None, *workers: Worker | None) -> None:
         """Record that these workers have a request, so that the next request gets the next ones.
@@ -94,15 +82,14 @@ class WorkerRotation:
         return next(behind, workers[0] if workers else None)
 
 
-def _open(fleet: Fleet, role: Role, now_ms: int) -> list[Worker]:
-    workers = fleet.pools[role].workers
-    return [worker for worker in workers if worker.free and worker.is_alive(now_ms)]
+def _open(view: View, role: Role) -> list[Worker]:
+    return [worker for worker in view.fleet.pools[role].workers if view.takes(worker)]
 
 
-def _pairs(fleet: Fleet, now_ms: int) -> list[tuple[Worker, Worker]]:
+def _pairs(view: View) -> list[tuple[Worker, Worker]]:
     """Return the pairs whose workers both live. A worker that has said goodbye has no partner; a
     silent one keeps its partner, so that it finds the same one after a restart."""
-    pools = (fleet.pools[role].workers for role in (Role.PREFILL, Role.DECODE))
+    pools = (view.fleet.pools[role].workers for role in (Role.PREFILL, Role.DECODE))
     prefills, decodes = (
         [worker for worker in workers if worker.member.state is not MemberState.GONE]
         for workers in pools
@@ -110,5 +97,5 @@ def _pairs(fleet: Fleet, now_ms: int) -> list[tuple[Worker, Worker]]:
     return [
         (prefill, decode)
         for prefill, decode in zip(prefills, decodes, strict=False)
-        if prefill.is_alive(now_ms) and decode.is_alive(now_ms)
+        if prefill.is_alive(view.now_ms) and decode.is_alive(view.now_ms)
     ]
