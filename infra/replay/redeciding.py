@@ -18,7 +18,8 @@ from schemas.sections import build
 from streams.agents.router import load_table
 from streams.config import RouterSettings
 from streams.core.fleet.workers import Fleet, Worker
-from streams.core.placement.placer import ModelMemory, Placer
+from streams.core.placement.estimates import Estimates
+from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.selection import View
 from streams.core.requests.live import Placement, RequestCase
@@ -41,13 +42,11 @@ class ShadowPlacer(Placer):
     def __init__(self, settings: RouterSettings, table: PpdTable | None, placer: Placer) -> None:
         super().__init__(settings, table)
         self.prefixes = placer.prefixes
-        self._known_by = placer
+        self._real_placer = placer
 
-    def open_memory(self, model: str) -> ModelMemory:
-        """Return what the real placer has learned of the model's workers, and turns of its own."""
-        memory = super().open_memory(model)
-        memory.estimates = self._known_by.open_memory(model).estimates
-        return memory
+    def open_estimates(self, model: str) -> Estimates:
+        """Return what the real placer has learned of the model's workers."""
+        return self._real_placer.open_estimates(model)
 
     def would_place(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
         """Return how it would run the request now, or None if it would let the request wait."""

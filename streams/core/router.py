@@ -180,7 +180,7 @@ class Router:
         queue, by_id = self.tables.queues.of(model), self.tables.requests.by_id
         waiting, demand = queue.admission, queue.demand
         since_ms = min((by_id[request_id].queued_ms for request_id in waiting), default=now_ms)
-        step_ms, sharing_ms = self.placer.memory_of(model).estimates.decode.coefficients[:2]
+        step_ms, sharing_ms = self.placer.estimates_of(model).decode.coefficients[:2]
         return Backlog(
             model=model,
             waiting=len(waiting),
@@ -313,7 +313,7 @@ class Router:
             if outcome.kind is OutcomeKind.COMPLETED:
                 worker = self._orders.charged_worker(live, *DECODERS)
                 if worker is not None:
-                    estimates = self.placer.memory_of(live.request.model).estimates
+                    estimates = self.placer.estimates_of(live.request.model)
                     observations.observe_answer(estimates, live, worker, outcome, now_ms)
                 self._endings.remember_session(live, outcome, now_ms)
             # Placed by the last router: this attempt is void.

@@ -15,10 +15,9 @@ from math import exp
 from typing import Final, TypeVar
 
 from schemas.records import Cancellation, CancelReason, Request, Session
-from streams.config import RouterSettings
+from streams.config import ASSUMED_PREFILL_TOKENS_PER_S, ASSUMED_STEP_MS, RouterSettings
 from streams.core.effects import Effect
 from streams.core.fleet.workers import Fleet, Gateway, Life
-from streams.core.placement.estimates import ASSUMED_PREFILL_TOKENS_PER_S, ASSUMED_STEP_MS
 from streams.core.requests.admission import CLASSES, Admission
 from streams.core.requests.context import SessionHistories
 from streams.core.requests.live import LiveRequest, SessionKey, session_key, with_reader

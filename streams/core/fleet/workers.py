@@ -312,23 +312,19 @@ class ModelPools:
 
     def list_worker(self, worker: Worker) -> None:
         """Add a worker to the pool of its role, in the place of an earlier one with its id."""
-        pool = self.pools[worker.role]
-        self._replace(worker.role, [*_others(pool, worker.worker_id), worker])
+        self._replace(worker.role, worker.worker_id, [worker])
 
     def delist(self, worker_id: str, role: Role) -> None:
         """Remove a worker from the pool of a role, if it is there."""
-        pool = self.pools[role]
-        if worker_id in pool.by_id:
-            self._replace(role, _others(pool, worker_id))
+        if worker_id in self.pools[role].by_id:
+            self._replace(role, worker_id, [])
 
-    def _replace(self, role: Role, workers: list[Worker]) -> None:
-        for worker in self.pools[role].workers:
+    def _replace(self, role: Role, worker_id: str, replacements: list[Worker]) -> None:
+        listed = self.pools[role].workers
+        for worker in listed:
             worker.row = NOT_LISTED
-        self.pools[role] = WorkerPool(workers)
-
-
-def _others(pool: WorkerPool, worker_id: str) -> list[Worker]:
-    return [worker for worker in pool.workers if worker.worker_id != worker_id]
+        rest = [worker for worker in listed if worker.worker_id != worker_id]
+        self.pools[role] = WorkerPool([*rest, *replacements])
 
 
 class Fleet:
@@ -465,8 +461,9 @@ class Fleet:
                 own_tokens = load.queued_tokens - worker.others_tokens
                 queued_ms = own_tokens * worker.append_ms_per_token
                 worker.busy_until_ms = max(worker.busy_until_ms, now_ms + queued_ms)
-                sent = [(a, ms) for a, ms in worker.adapters.items() if now_ms - ms < LOADING_MS]
-                worker.adapters = dict.fromkeys(load.adapters, _NEVER_MS) | dict(sent)
+                dispatched = worker.adapters.items()
+                loading = {name: ms for name, ms in dispatched if now_ms - ms < LOADING_MS}
+                worker.adapters = dict.fromkeys(load.adapters, _NEVER_MS) | loading
                 self._update(worker)
 
     def _register(self, member_id: str) -> None:

@@ -49,7 +49,7 @@ class Attempts:
 
     def handle_phase(self, live: LiveRequest, phase: Phase, now_ms: int) -> None:
         """Handle a worker's report of a finished step, a refusal or a failure, unless stale."""
-        keeps_kv, estimates = live.keeps_kv, self._placer.memory_of(live.request.model).estimates
+        keeps_kv, estimates = live.keeps_kv, self._placer.estimates_of(live.request.model)
         note(live, phase)
         if phase.kind is PhaseKind.KV_RECEIVED and not live.is_paired:
             observations.observe_transfer(estimates, live, phase)  # in a pair, prefill reports it

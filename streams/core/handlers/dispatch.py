@@ -194,7 +194,7 @@ class Dispatcher:
     def _count(self, live: LiveRequest, placement: Placement, now_ms: int) -> None:
         """Count the estimated time of the prompt's computation as demand."""
         model, tokens = live.request.model, live.prompt_tokens
-        speeds = self._placer.memory_of(model).estimates.speeds
+        speeds = self._placer.estimates_of(model).speeds
         prefill_ms = append_ms = 0.0
         if placement.prefill is not None:
             tokens -= placement.prefill_cached_tokens

@@ -2,15 +2,13 @@
 
 A request goes to the worker with its session's KV if the policy (`policies/`) allows it. A first
 turn goes to a replica, a pair, or a decode worker if the policy decides first turns, whichever
-should answer first. `selection.py` chooses workers. A
-remote placement gets an orchestration that both its workers support. A request may wish a policy
-and an orchestration; it never waits for its wish: if that cannot be met now, the deployment's
-settings place it, and the decision names the wish and why it is unmet. Called by
-`streams/core/handlers/dispatch.py`.
+should answer first. `selection.py` chooses workers. A remote placement gets an orchestration that
+both its workers support. A request may wish a policy and an orchestration; it never waits for its
+wish: if that cannot be met now, the deployment's settings place it, and the decision names the wish
+and why it is unmet. Called by `streams/core/handlers/dispatch.py`.
 """
 
 from collections.abc import Container
-from functools import cached_property
 from typing import Final, NamedTuple
 
 from schemas.records import Mode, Orchestration, Priority, Reason, Request, Role, Unmet
@@ -41,18 +39,6 @@ HANDOVER_AHEAD: Final = 4
 _NO_PAIR = OrchestrationChoice(Orchestration.NONE)
 
 
-class ModelMemory:
-    """What a router knows of one model's workers: their learned times, and whose turn it is."""
-
-    def __init__(self, settings: RouterSettings) -> None:
-        self.estimates = Estimates(settings)
-
-    @cached_property
-    def turns(self) -> WorkerRotation:
-        """Return whose turn it is, for policies that take workers in turn."""
-        return WorkerRotation()
-
-
 class Placer:
     """Places each request on workers of its model; learns from phases and outcomes."""
 
@@ -60,8 +46,9 @@ class Placer:
         """Create a placer. Raise ConfigError if the policy is `table` and there is no `table`."""
         self.settings = settings
         self.prefixes = PrefixIndex(settings.prefix_blocks_max)
-        self._memories: dict[str, ModelMemory] = {}
+        self._estimates: dict[str, Estimates] = {}  # by model
         self._policies = load_policies(settings, table)
+        self._turns = WorkerRotation()
         self._weights = {priority: settings.weights(priority) for priority in Priority}
         self._tickets = 0
 
@@ -70,20 +57,18 @@ class Placer:
         """Return the names of the policies by which it can place a request."""
         return tuple(self._policies)
 
-    def memory_of(self, model: str) -> ModelMemory:
-        """Return what is known of a model's workers; nothing before its first placement."""
-        return self._memories.get(model) or ModelMemory(self.settings)
+    def estimates_of(self, model: str) -> Estimates:
+        """Return what was learned of a model's workers; nothing before its first placement."""
+        return self._estimates.get(model) or Estimates(self.settings)
 
-    def open_memory(self, model: str) -> ModelMemory:
-        """Return what is known of a model's workers, and keep it from now on."""
-        memory = self._memories.get(model)
-        if memory is None:
-            memory = self._memories[model] = ModelMemory(self.settings)
-        return memory
+    def open_estimates(self, model: str) -> Estimates:
+        """Return what was learned of a model's workers, to learn more from now on."""
+        return self._estimates.setdefault(model, self.estimates_of(model))
 
     def forget_models(self, but: Container[str]) -> None:
-        """Forget the workers of all models but those."""
-        self._memories = {name: memory for name, memory in self._memories.items() if name in but}
+        """Forget what was learned of all models but those."""
+        self._estimates = {name: times for name, times in self._estimates.items() if name in but}
+        self._turns.forget_models(but)
 
     def place(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
         """Return how to run the request now; None while it has to wait.
@@ -103,9 +88,8 @@ class Placer:
     def _by_policy(self, view: View) -> Placement | None:
         policy, fleet = self._policies[view.case.policy], view.fleet
         now_ms, home = view.now_ms, view.home
-        if policy.only_replicas or not fleet.has_living(Role.DECODE, now_ms):
-            return self._replica(view)
-        if view.home_takes(Role.REPLICA):
+        only_replicas = policy.only_replicas or not fleet.has_living(Role.DECODE, now_ms)
+        if only_replicas or view.home_takes(Role.REPLICA):
             return self._replica(view)
         if not fleet.has_living(Role.PREFILL, now_ms):
             return self._without_prefill(view)
@@ -132,7 +116,7 @@ class Placer:
         view = self._view(case, fleet, now_ms)
         policy, decodes = self._policy_of(case), view.fleet.has_living(Role.DECODE, now_ms)
         if policy.in_turn and decodes:
-            worker = self._turns(view).pair(view, fixed=policy.fixed_pairs)[0]
+            worker = self._turns.pair(view, fixed=policy.fixed_pairs)[0]
             return None if worker is None else (worker, view.uncached_tokens(worker))
         worker = view.replica()
         if view.home_takes(Role.DECODE) and not policy.is_fixed:
@@ -160,21 +144,19 @@ class Placer:
         if not view.fleet.has_living(Role.DECODE, now_ms):
             return view.replica(), Reason.NO_WORKER
         if policy.in_turn:
-            worker = self._turns(view).handoff(
-                view, fixed=policy.fixed_pairs, prefill=prefill, decode=decode
-            )
+            fixed = policy.fixed_pairs
+            worker = self._turns.handoff(view, fixed=fixed, prefill=prefill, decode=decode)
             if worker is not None and worker.life != decode:
-                self._turns(view).record_turn(view.home, worker)
+                self._turns.record_turn(view.home, worker)
         else:
             worker = view.decode(0.0)
         if worker is None:
             return None, Reason.NO_WORKER
         if case.note is not None:
             view.estimates.note_decode(case.note, worker, view.uncached_tokens(worker))
-        if worker is view.home:
-            return worker, Reason.SESSION_WORKER
-        if case.session is not None:
-            return worker, view.why_away(Role.DECODE)
+        if worker is view.home or case.session is not None:
+            at_home = worker is view.home
+            return worker, Reason.SESSION_WORKER if at_home else view.why_away(Role.DECODE)
         return worker, Reason.PREFIX_CACHED if view.cached_tokens(worker) else Reason.PREFILL_DONE
 
     def waits_for_partner(self, case: RequestCase) -> bool:
@@ -191,24 +173,17 @@ class Placer:
 
     def _view(self, case: RequestCase, fleet: Fleet, now_ms: int) -> View:
         model = case.request.model
-        pools, memory = fleet.of(model), self.open_memory(model)
-        if changed := memory.estimates.changed:
-            for (life, role), pace in changed.items():
-                pools.set_pace(life, role, pace)
-            changed.clear()
-        return View(case, pools, self.prefixes, memory.estimates, now_ms)
-
-    def _turns(self, view: View) -> WorkerRotation:
-        return self._memories[view.case.request.model].turns
+        pools, estimates = fleet.of(model), self.open_estimates(model)
+        while estimates.changed:
+            (life, role), pace = estimates.changed.popitem()
+            pools.set_pace(life, role, pace)
+        return View(case, pools, self.prefixes, estimates, now_ms)
 
     def _weights_of(self, case: RequestCase) -> tuple[float, float]:
         if case.weights is None:
-            request = case.request
-            w_ttft, w_tpot = self._weights[request.priority]
-            case.weights = (
-                request.w_ttft if request.w_ttft >= 0 else w_ttft,  # below 0: the class's weight
-                request.w_tpot if request.w_tpot >= 0 else w_tpot,
-            )
+            own, by_class = (case.request.w_ttft, case.request.w_tpot), self._weights
+            w_ttft, w_tpot = by_class[case.request.priority]  # instead of weights below 0
+            case.weights = own[0] if own[0] >= 0 else w_ttft, own[1] if own[1] >= 0 else w_tpot
         return case.weights
 
     def _turn(self, view: View, local: Worker, decode: Worker | None) -> PlacementTurn:
@@ -316,12 +291,12 @@ class Placer:
     def _in_turn(self, view: View, policy: Policy) -> Placement | None:
         """Place on the pair whose turn it is."""
         home = view.home
-        pair = self._turns(view).pair(view, fixed=policy.fixed_pairs)
+        pair = self._turns.pair(view, fixed=policy.fixed_pairs)
         at_home = home is not None and pair[1] is home
         choice = Choice(False, Reason.SESSION_WORKER if at_home else view.away_reason)
         placement = self._remote(view, choice, pair)
         if placement is not None:
-            self._turns(view).record_turn(home, *pair)
+            self._turns.record_turn(home, *pair)
         return placement
 
     def _remote(self, view: View, choice: Choice, pair: Pair | None = None) -> Placement | None:
@@ -364,8 +339,8 @@ class Placer:
         if not self._deals_replicas(view.case):
             worker = view.replica()
         else:
-            worker = self._turns(view).next_worker(view, Role.REPLICA)
-            self._turns(view).record_turn(view.home, worker)
+            worker = self._turns.next_worker(view, Role.REPLICA)
+            self._turns.record_turn(view.home, worker)
         return None if worker is None else self._on_replica(view, worker)
 
     def _deals_replicas(self, case: RequestCase) -> bool:

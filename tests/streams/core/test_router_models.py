@@ -84,9 +84,9 @@ def test_backlogs_are_counted_by_model() -> None:
     on = two_models()
     for number in range(3):
         on.request(f"r{number}", model="other")
-    other, tiny = on.router.backlogs(on.now_ms)
-    assert (other.model, other.waiting) == ("other", 2)
-    assert (tiny.model, tiny.waiting, tiny.requests_per_s) == ("tiny", 0, 0.0)
+    second, first = on.router.backlogs(on.now_ms)
+    assert (second.model, second.waiting) == ("other", 2)
+    assert (first.model, first.waiting, first.requests_per_s) == ("tiny", 0, 0.0)
 
 
 def sessions_of(on: RouterHarness) -> list[Session]:

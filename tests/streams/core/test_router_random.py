@@ -51,7 +51,7 @@ FLEETS = {
         *(("x0", Role.REPLICA), ("p1", Role.PREFILL), ("d1", Role.DECODE)),
     ),
 }
-OTHERS = ("x0", "p1", "d1")  # of the other model, in that fleet
+OF_SECOND_MODEL = ("x0", "p1", "d1")  # in that fleet
 PRIORITIES = list(Priority)
 GATEWAYS = ("g0", "g1")
 GRACE_MS = 1_500
@@ -260,10 +260,10 @@ def check_rebuild(on: RouterHarness) -> None:
         assert on.rebuilt(log).view() == live
 
 
-def heal(on: RouterHarness, others: Sequence[str] = ()) -> None:
+def heal(on: RouterHarness, of_second_model: Sequence[str] = ()) -> None:
     """All workers return with credits, and everything in flight is answered."""
     for worker in list(on.workers.values()):
-        model = "other" if worker.worker_id in others else "tiny"
+        model = "other" if worker.worker_id in of_second_model else "tiny"
         on.worker(worker.worker_id, worker.role, window=50, model=model)
     for _ in range(400):
         on.read()
@@ -306,16 +306,16 @@ def test_router_keeps_invariants_under_random_events(
         local_after_ms=2_000,
         orchestration=orchestration,
     )
-    others = OTHERS if fleet == "models" else ()
+    of_second_model = OF_SECOND_MODEL if fleet == "models" else ()
     for worker_id, role in FLEETS[fleet]:
-        model = "other" if worker_id in others else "tiny"
+        model = "other" if worker_id in of_second_model else "tiny"
         on.worker(worker_id, role, can=can, model=model, adapters=("law", "tax"))
     on.pass_ms(250)
     for step, a, b in steps:
         STEPS[step](on, a, b)
     on.pass_ms(50)
     check_rebuild(on)
-    heal(on, others)
+    heal(on, of_second_model)
     assert set(on.outcomes) == set(on.accepted)
     table, queues = on.router.tables.requests, on.router.tables.queues
     assert not table.by_worker and not table.readers

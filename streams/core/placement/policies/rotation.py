@@ -7,6 +7,8 @@ without credit are skipped. `streams/core/placement/placer.py` calls this only f
 every turn is then remote, and deadlines do not count.
 """
 
+from collections.abc import Container
+
 from schemas.records import MemberState, Role
 from streams.core.fleet.workers import Life, Worker
 from streams.core.placement.policies.policy import Policy
@@ -28,13 +30,13 @@ class RoundRobinPolicy(Policy):
 
 
 class WorkerRotation:
-    """The order of the workers' turns; stores only the last worker of each role.
+    """The order of the workers' turns; stores only the last worker of each role of a model.
 
     `View.home` is the living worker that has the session's KV, if there is one.
     """
 
     def __init__(self) -> None:
-        self._last: dict[Role, str] = {}
+        self._last: dict[tuple[str, Role], str] = {}  # by model and role
 
     def pair(self, view: View, *, fixed: bool) -> Pair:
         """Return the next pair for a request: one of the fixed pairs, or any two workers. Without a
@@ -73,11 +75,15 @@ class WorkerRotation:
         A session's home does not use up its turn."""
         for worker in workers:
             if worker is not None and worker is not home:
-                self._last[worker.role] = worker.worker_id
+                self._last[worker.model, worker.role] = worker.worker_id
+
+    def forget_models(self, but: Container[str]) -> None:
+        """Forget the turns of all models but those."""
+        self._last = {pool: worker for pool, worker in self._last.items() if pool[0] in but}
 
     def _next(self, role: Role, workers: list[Worker]) -> Worker | None:
         """Return the first of these workers, in order of their ids, after the last one used."""
-        last = self._last.get(role, "")
+        last = self._last.get((workers[0].model, role), "") if workers else ""
         behind = (worker for worker in workers if worker.worker_id > last)
         return next(behind, workers[0] if workers else None)
 

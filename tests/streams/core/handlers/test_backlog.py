@@ -10,9 +10,9 @@ def test_backlog_of_idle_router_has_only_step_estimates() -> None:
     idle = on.router.backlogs(on.now_ms)[0]
     assert idle == Backlog(model="tiny", step_ms=idle.step_ms, sharing_ms=idle.sharing_ms)
     assert idle.step_ms > 0
-    assert [idle.step_ms, idle.sharing_ms] == on.router.placer.memory_of(
+    assert [idle.step_ms, idle.sharing_ms] == on.router.placer.estimates_of(
         "tiny"
-    ).estimates.decode.coefficients[:2]
+    ).decode.coefficients[:2]
 
 
 def test_backlog_counts_waiting_requests_with_age_and_slack() -> None:

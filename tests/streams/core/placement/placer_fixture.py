@@ -56,7 +56,7 @@ class PlacerFixture:
 
     @property
     def estimates(self) -> Estimates:
-        return self.placer.open_memory("tiny").estimates
+        return self.placer.open_estimates("tiny")
 
     @property
     def pools(self) -> ModelPools:
