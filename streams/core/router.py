@@ -89,13 +89,13 @@ class Router:
         """Create the handlers, which work on the state and have none of their own."""
         tables = self.tables
         self._orders = Orders(
-            self.router_id, self.settings.policy, tables.fleet, tables.queues, tables.effects
+            self.router_id, self.settings.policy, tables.fleet, tables.queue_length, tables.effects
         )
         self._endings = Endings(tables, self._orders)
         self._dispatcher = Dispatcher(tables, self._orders, self._endings, self.placer)
         self._retrievals = Retrievals(tables, self._dispatcher.warm)
         self._attempts = Attempts(
-            tables, self._orders, self._endings, self._retrievals, self.placer
+            tables, self._orders, self._endings, self._retrievals, self.placer.estimates_of
         )
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             RequestArrived: self._request_arrived,
@@ -152,7 +152,7 @@ class Router:
             Reason.ROUTER_RESTARTED,
             self.settings.policy,
             now_ms,
-            queue_length=len(self.tables.queues.of(live.request.model).admission),
+            queue_length=self.tables.queue_length(live.request.model),
         )
         return [Decide(failed_try, live.partition)]
 

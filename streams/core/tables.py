@@ -396,6 +396,10 @@ class RouterTables:
             now_ms=now_ms,
         )
 
+    def queue_length(self, model: str) -> int:
+        """Return how many requests of a model wait for a placement."""
+        return len(self.queues.of(model).admission)
+
     def take_effects(self) -> list[Effect]:
         """Return the effects since the last call."""
         effects = self.effects[:]

@@ -4,6 +4,7 @@
 orders and estimates. Called by `streams/core/router.py` for live requests only.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from schemas.errors import EngineFailed, RouterFailed
@@ -13,7 +14,7 @@ from streams.core.handlers import observations
 from streams.core.handlers.endings import DEADLINE_GRACE_MS, Endings
 from streams.core.handlers.orders import Orders
 from streams.core.handlers.retrievals import Retrievals
-from streams.core.placement.placer import Placer
+from streams.core.placement.estimates import Estimates
 from streams.core.requests.live import UNPLACED, LiveRequest, note, step
 from streams.core.states import CANCELS, LOST, ON_WORKERS, STANDS_ON, Side, State
 from streams.core.tables import RouterTables
@@ -32,13 +33,13 @@ class Attempts:
         orders: Orders,
         endings: Endings,
         retrievals: Retrievals,
-        placer: Placer,
+        estimates_of: Callable[[str], Estimates],
     ) -> None:
         self._tables = tables
         self._orders = orders
         self._endings = endings
         self._retrievals = retrievals
-        self._placer = placer
+        self._estimates_of = estimates_of  # a model's workers
 
     def cancel(self, live: LiveRequest, now_ms: int) -> None:
         """End a request that no worker has; otherwise have the worker end it, and wait for that."""
@@ -49,7 +50,7 @@ class Attempts:
 
     def handle_phase(self, live: LiveRequest, phase: Phase, now_ms: int) -> None:
         """Handle a worker's report of a finished step, a refusal or a failure, unless stale."""
-        keeps_kv, estimates = live.keeps_kv, self._placer.estimates_of(live.request.model)
+        keeps_kv, estimates = live.keeps_kv, self._estimates_of(live.request.model)
         note(live, phase)
         if phase.kind is PhaseKind.KV_RECEIVED and not live.is_paired:
             observations.observe_transfer(estimates, live, phase)  # in a pair, prefill reports it

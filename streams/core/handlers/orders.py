@@ -8,7 +8,7 @@ Decides nothing: the other handlers call this one after they have moved the requ
 records, with its own outcomes, from the request's live state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from schemas.errors import clip_message
@@ -35,7 +35,6 @@ from streams.core.fleet.workers import DECODERS, ActiveAnswer, Fleet, Life, Work
 from streams.core.requests.live import ALL_MET, NOBODY, Charge, LiveRequest, Placement
 from streams.core.requests.probe_results import probes_of
 from streams.core.states import State
-from streams.core.tables import ModelQueues
 
 
 class Orders:
@@ -46,14 +45,14 @@ class Orders:
         router_id: str,
         policy: str,
         fleet: Fleet,
-        queues: ModelQueues,
+        queue_length: Callable[[str], int],
         effects: list[Effect],
     ) -> None:
         """Create the handler of a router with this id and this default policy, on its tables."""
         self._router_id = router_id
         self._policy = policy
         self._fleet = fleet
-        self._queues = queues
+        self._queue_length = queue_length  # of a model
         self._effects = effects
 
     def decide(
@@ -76,7 +75,7 @@ class Orders:
             reason,
             placement.policy if placement is not None else policy or self._policy,
             now_ms,
-            queue_length=len(self._queues.of(live.request.model).admission),
+            queue_length=self._queue_length(live.request.model),
             session=session,
             placement=placement,
             looked_at=looked_at,

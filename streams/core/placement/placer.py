@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from schemas.records import Mode, Orchestration, Priority, Reason, Request, Role, Unmet
 from schemas.rules.pairs import common_orders
 from streams.config import ORCHESTRATIONS, RouterSettings
-from streams.core.fleet.workers import NOT_LISTED, Fleet, Life, Worker
+from streams.core.fleet.workers import Fleet, Life, Worker
 from streams.core.placement.estimates import Estimates
 from streams.core.placement.policies.policy import Choice, PlacementTurn, Policy, load_policies
 from streams.core.placement.policies.rotation import Pair, WorkerRotation
@@ -67,7 +67,8 @@ class Placer:
 
     def forget_models(self, but: Container[str]) -> None:
         """Forget what was learned of all models but those."""
-        self._estimates = {name: times for name, times in self._estimates.items() if name in but}
+        for model in [model for model in self._estimates if model not in but]:
+            del self._estimates[model]
         self._turns.forget_models(but)
 
     def place(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
@@ -181,9 +182,11 @@ class Placer:
 
     def _weights_of(self, case: RequestCase) -> tuple[float, float]:
         if case.weights is None:
-            own, by_class = (case.request.w_ttft, case.request.w_tpot), self._weights
-            w_ttft, w_tpot = by_class[case.request.priority]  # instead of weights below 0
-            case.weights = own[0] if own[0] >= 0 else w_ttft, own[1] if own[1] >= 0 else w_tpot
+            request, (ttft, tpot) = case.request, self._weights[case.request.priority]
+            case.weights = (
+                request.w_ttft if request.w_ttft >= 0 else ttft,  # below 0: the class's weight
+                request.w_tpot if request.w_tpot >= 0 else tpot,
+            )
         return case.weights
 
     def _turn(self, view: View, local: Worker, decode: Worker | None) -> PlacementTurn:
@@ -238,8 +241,7 @@ class Placer:
         or no worker has the history and the prefill worker has a batch to slow down too."""
         if view.home is not None:
             return prefill.worker_id == local.worker_id
-        decoder = view.fleet.worker(prefill.worker_id, Role.DECODE)
-        return decoder is not None and decoder.row != NOT_LISTED
+        return view.fleet.worker(prefill.worker_id, Role.DECODE) is not None
 
     def _soonest(self, view: View) -> Placement | None:
         """Place without a worker that has the history: on a pair or a replica, whichever answers
@@ -328,10 +330,8 @@ class Placer:
             absent_ms = view.fleet.prefill_absent_ms(view.now_ms)
             if replica is not None or absent_ms < self.settings.local_after_ms:
                 return replica
-        worker = view.decode(0.0)
-        if worker is None:
-            return None
-        return self._local(view, worker, Choice(True, Reason.NO_WORKER))
+        worker, choice = view.decode(0.0), Choice(True, Reason.NO_WORKER)
+        return None if worker is None else self._local(view, worker, choice)
 
     def _replica(self, view: View) -> Placement | None:
         """Place on the session's replica, or where the request ends soonest; with round robin on

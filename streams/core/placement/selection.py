@@ -21,7 +21,6 @@ from schemas.records import (
     Session,
 )
 from streams.core.fleet.workers import (
-    NOT_LISTED,
     Flags,
     ModelPools,
     Numbers,
@@ -77,7 +76,7 @@ class View:
         self.away_reason = Reason.SESSION_WORKER_GONE
         for role in _ROLES_OF_HOME:
             worker = self.fleet.worker(session.decode_worker, role)
-            if worker is None or worker.row == NOT_LISTED:
+            if worker is None:
                 continue
             if worker.epoch == session.worker_epoch and worker.is_alive(self.now_ms):
                 self.home, self.away_reason = worker, Reason.SESSION_WORKER_FULL
@@ -159,8 +158,7 @@ class View:
     def _warm_in(self, role: Role) -> Worker | None:
         """Return the listed worker that was ordered to prefill the prompt's beginning, if any."""
         warm = self.case.warm
-        worker = None if warm is None else self.fleet.worker(warm.life[0], role)
-        return worker if worker is not None and worker.row != NOT_LISTED else None
+        return None if warm is None else self.fleet.worker(warm.life[0], role)
 
     def takes(self, worker: Worker) -> bool:
         """Return whether a living worker takes the request: it has credit, and can load the

@@ -8,11 +8,11 @@ every turn is then remote, and deadlines do not count.
 """
 
 from collections.abc import Container
+from typing import Protocol
 
 from schemas.records import MemberState, Role
-from streams.core.fleet.workers import Life, Worker
+from streams.core.fleet.workers import Life, ModelPools, Worker
 from streams.core.placement.policies.policy import Policy
-from streams.core.placement.selection import View
 
 Pair = tuple[Worker | None, Worker | None]  # prefill and decode worker
 
@@ -29,16 +29,30 @@ class RoundRobinPolicy(Policy):
     is_fixed = in_turn = True
 
 
+class RequestView(Protocol):
+    """A request among the workers of its model (`streams/core/placement/selection.py`)."""
+
+    fleet: ModelPools
+    now_ms: int
+    home: Worker | None
+
+    def takes(self, worker: Worker) -> bool:
+        """Return whether a living worker takes the request."""
+
+    def home_takes(self, role: Role) -> bool:
+        """Return whether the session's worker has this role and takes the request."""
+
+
 class WorkerRotation:
     """The order of the workers' turns; stores only the last worker of each role of a model.
 
-    `View.home` is the living worker that has the session's KV, if there is one.
+    `RequestView.home` is the living worker that has the session's KV, if there is one.
     """
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, Role], str] = {}  # by model and role
 
-    def pair(self, view: View, *, fixed: bool) -> Pair:
+    def pair(self, view: RequestView, *, fixed: bool) -> Pair:
         """Return the next pair for a request: one of the fixed pairs, or any two workers. Without a
         prefill worker the request has to wait; without a decode worker prefill can begin."""
         pairs = _pairs(view) if fixed else []
@@ -54,11 +68,13 @@ class WorkerRotation:
             return roomy[decode.worker_id]
         return self._next(Role.PREFILL, [prefill for prefill, _ in free]), None
 
-    def next_worker(self, view: View, role: Role) -> Worker | None:
+    def next_worker(self, view: RequestView, role: Role) -> Worker | None:
         """Return the session's decode worker or replica, or else the next one with credit."""
         return view.home if view.home_takes(role) else self._next(role, _open(view, role))
 
-    def handoff(self, view: View, *, fixed: bool, prefill: Life, decode: Life) -> Worker | None:
+    def handoff(
+        self, view: RequestView, *, fixed: bool, prefill: Life, decode: Life
+    ) -> Worker | None:
         """Return the decode worker for a prompt that `prefill` has computed and that was placed for
         `decode`; None while it has to wait."""
         if fixed:
@@ -88,11 +104,11 @@ class WorkerRotation:
         return next(behind, workers[0] if workers else None)
 
 
-def _open(view: View, role: Role) -> list[Worker]:
+def _open(view: RequestView, role: Role) -> list[Worker]:
     return [worker for worker in view.fleet.pools[role].workers if view.takes(worker)]
 
 
-def _pairs(view: View) -> list[tuple[Worker, Worker]]:
+def _pairs(view: RequestView) -> list[tuple[Worker, Worker]]:
     """Return the pairs whose workers both live. A worker that has said goodbye has no partner; a
     silent one keeps its partner, so that it finds the same one after a restart."""
     pools = (view.fleet.pools[role].workers for role in (Role.PREFILL, Role.DECODE))
