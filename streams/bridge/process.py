@@ -27,7 +27,7 @@ from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.submitter import Submitter
 from streams.bridge.turns.slots import Slots, limit
 from streams.calls.config import GatewaySettings
-from streams.calls.process import CallProcess, load_model
+from streams.calls.process import CallProcess, load_models
 from streams.log.admin import bytes_max_of, create_extra_topics
 from streams.log.cancellation import cancel_and_wait, run_within
 from streams.log.faust.app import run_app
@@ -87,12 +87,12 @@ class Bridge:
 
         limits = TopicLimits(ask, await ask())
         calls = self.process.calls
-        served = calls.served.name
+        default = calls.models.default.card.name
         priority_max = calls.settings.priority_max
         self.pair_ios = {
             pair.prompts: PairIO(
                 pair,
-                PromptParser(pair, served, self.codec, schemas, priority_max=priority_max),
+                PromptParser(pair, default, self.codec, schemas, priority_max=priority_max),
                 AnswerBuilder(
                     pair,
                     self.codec,
@@ -189,7 +189,7 @@ async def run_bridge(
     log: LogSettings,
     settings: BridgeSettings,
     gateway: GatewaySettings,
-    model: ModelSettings,
+    models: Sequence[ModelSettings],
     *,
     bridge_id: str,
     stop: asyncio.Event,
@@ -199,10 +199,9 @@ async def run_bridge(
 
     `gateway` has the limits of requests, as for calls over HTTP.
     """
-    served = await load_model(model)
+    served = await load_models(models, gateway.tokenizers_max)
     process = CallProcess.build(
         *(log, codec, gateway, served),
-        models=frozenset({model.served_name, model.path}),
         process_id=bridge_id,
     )
     objects = ObjectLog.build(log, codec, gateway, process.sender, bridge_id)

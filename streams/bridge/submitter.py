@@ -88,7 +88,7 @@ class Submitter:
         key = StreamKey(
             parent_id=request_id,
             session_id=question.session_id or self._ids(prompt.record, 1)[1],
-            model=calls.served.name,
+            model=calls.models.name_of(question.body.model),
             endpoint=Endpoint.CHAT if is_chat else Endpoint.COMPLETION,
             partition=partition,
             offset=offset,
@@ -174,11 +174,11 @@ class Submitter:
         pauses, until_ms = Backoff(), prompt.asked_ms + question.deadline_ms
         while True:
             try:
-                owner, served = self.lines.owner(prompt.record), calls.served
+                owner, models = self.lines.owner(prompt.record), calls.models
                 if question.response is not None:
-                    intake = await question.response.take_in(served, calls.settings, owner)
+                    intake = await question.response.take_in(models, calls.settings, owner)
                 else:
-                    intake = await take_in_body(question.body, served, calls.settings, owner)
+                    intake = await take_in_body(question.body, models, calls.settings, owner)
                 break
             except TooManyRequests:  # the process is checking others; this does not count as a try
                 if wall_ms() >= until_ms:
