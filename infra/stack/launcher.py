@@ -23,6 +23,7 @@ from infra.stack import configuration
 from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.forking import fork_servers
+from infra.stack.models.tables import check_names, with_names
 from infra.stack.plan import StackPlan, assign_seats, check_policies, process_specs, with_roles
 from infra.stack.readiness import is_served
 from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState
@@ -36,6 +37,7 @@ from streams.log.cancellation import cancel_and_wait
 from streams.log.clock import wall_ms
 from streams.log.registry import make_codec
 from streams.log.retry import retry_until
+from workers.models.adapters import resolve_adapters
 from workers.models.folder import resolve_model
 
 READY_TIMEOUT_S = 240.0
@@ -48,9 +50,9 @@ class Stack:
     """Broker and processes of one plan. Start and stop it from the main thread's event loop."""
 
     def __init__(self, settings: Settings, plan: StackPlan, *, folder: Path | None = None) -> None:
-        check_policies(plan, settings)
-        self.settings = settings
-        self.plan = plan
+        self.settings = settings.with_models(with_names(settings.models, settings.worker.engine))
+        self.plan = _with_all_models(plan, self.settings)
+        check_policies(self.plan, self.settings)
         self.folder = (folder or home()).absolute()
         self.ready = False
         self.waits_for = ""  # what delays the start of all processes, or of some
@@ -123,7 +125,7 @@ class Stack:
         self._files.lock()
         self._listen()  # at once: a port that is taken is reported before anything starts
         self._spawn(self._write_state())
-        await self._resolve_model()  # its parsers decide what fork servers import
+        await self._resolve_models()  # their parsers decide what fork servers import
         self._start_forks()  # before the broker: their imports take longest
         end_s = time.monotonic() + timeout_s
         await self._start_broker()
@@ -177,24 +179,26 @@ class Stack:
 
         await retry_until(ask, report, end_s - time.monotonic())
 
-    async def scale(self, *, timeout_s: float = READY_TIMEOUT_S, **counts: int) -> None:
+    async def scale(
+        self, *, model: str = "", timeout_s: float = READY_TIMEOUT_S, **counts: int
+    ) -> None:
         """Change counts of the plan: drain the last workers of a pool, or start more.
 
         `await stack.scale(prefill=3, decode=1)` returns when old ones are gone and new ones ready.
+        Where there are several models, the counts are those of one, by default the first.
         """
-        target = self._with(counts).names()
+        model = model or self.settings.model.served_name
+        target = self.plan.with_counts(model, counts).names()
         self._stop_listening(but=target)
         await self._supervisor.remove([name for name in self.plan.names() if name not in target])
-        self.plan = self._with(counts)  # other calls may have changed the plan meanwhile
+        # Other calls may have changed the plan meanwhile.
+        self.plan = self.plan.with_counts(model, counts)
         if started := self._start_missing():
             await self.wait_ready(*started, timeout_s=timeout_s)
 
-    def _with(self, counts: dict[str, int]) -> StackPlan:
-        return dataclasses.replace(self.plan, **counts)  # type: ignore[arg-type]  # by name
-
-    def add_worker(self, role: Role) -> str:
-        """Start one more language model worker and return its name, without waiting for it."""
-        self.plan, name = self.plan.with_worker(role.value)
+    def add_worker(self, role: Role, model: str = "") -> str:
+        """Start one more worker of a model and return its name, without waiting for it."""
+        self.plan, name = self.plan.with_worker(role.value, model)
         self._start_missing()
         return name
 
@@ -315,6 +319,7 @@ class Stack:
                 ProcessRow(
                     name=name,
                     kind=kind.value,
+                    model=self.plan.models.get(name, ""),
                     pid=process.pid if process else 0,
                     state=self.state_of(name),
                     restarts=process.restarts if process else 0,
@@ -347,15 +352,18 @@ class Stack:
         self.settings = dataclasses.replace(self.settings, log=log)
         self._spawn(self._broker.keep())
 
-    async def _resolve_model(self) -> None:
-        """Resolve the model once, so that all processes use one folder and one served name."""
+    async def _resolve_models(self) -> None:
+        """Resolve each model once, so that all processes use one folder and one served name."""
+        engine, resolved = self.settings.worker.engine, list(self.settings.models)
+        for number, model in enumerate(resolved):
+            lead = f"model {model.served_name}: " if len(resolved) > 1 else ""
 
-        def report(what: str) -> None:
-            self.waits_for = what
+            def report(what: str, lead: str = lead) -> None:
+                self.waits_for = lead + what
 
-        model_settings, engine = self.settings.model, self.settings.worker.engine
-        model = await asyncio.to_thread(resolve_model, model_settings, engine, report=report)
-        self.settings = dataclasses.replace(self.settings, model=model)
+            resolved[number] = await asyncio.to_thread(resolve_model, model, engine, report=report)
+        check_names(resolved)
+        self.settings = self.settings.with_models([resolve_adapters(model) for model in resolved])
         self.waits_for = ""
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -372,3 +380,10 @@ class Stack:
             )
             self._files.write(state)
             await asyncio.sleep(_WRITE_S)
+
+
+def _with_all_models(plan: StackPlan, settings: Settings) -> StackPlan:
+    """Return the plan; where it names no models and there are several, each gets its counts."""
+    if plan.models or not settings.other_models:
+        return plan
+    return plan.for_models({model.served_name: plan.counts() for model in settings.models})

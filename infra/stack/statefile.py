@@ -34,6 +34,7 @@ class ProcessRow:
     restarts: int
     url: str
     log_file: str
+    model: str = ""  # of a worker, if there are several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
