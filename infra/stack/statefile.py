@@ -47,6 +47,7 @@ class StackState:
     gateways: list[str]
     processes: list[ProcessRow]
     waits_for: str = ""  # what delays the start
+    models: list[str] = field(default_factory=list)  # names in the API
 
 
 def read_state(folder: Path | None = None) -> StackState | None:
