@@ -138,12 +138,12 @@ class Metrics(Collector):
 def _pools(target: Wanted) -> Iterator[Metric]:
     """Yield the target and present workers by pool, as the autoscaler last wrote them."""
     target_workers = GaugeMetricFamily(
-        "trivium_workers_wanted", "That a pool wants.", labels=("pool",)
+        "trivium_workers_wanted", "That a pool wants.", labels=("pool", "model")
     )
     present_workers = GaugeMetricFamily(
-        "trivium_workers_present", "That a pool has.", labels=("pool",)
+        "trivium_workers_present", "That a pool has.", labels=("pool", "model")
     )
     for pool in target.pools:
-        target_workers.add_metric([pool.role.value], pool.workers)
-        present_workers.add_metric([pool.role.value], pool.present)
+        target_workers.add_metric([pool.role.value, pool.model], pool.workers)
+        present_workers.add_metric([pool.role.value, pool.model], pool.present)
     yield from (target_workers, present_workers)

@@ -29,10 +29,10 @@ async def test_metrics_count_requests_tokens_and_frames() -> None:
 def test_metrics_show_scaling_target_when_published() -> None:
     metrics = Metrics()
     assert "trivium_workers" not in metrics.render().decode()
-    pool = WantedPool(role=Role.DECODE, present=2, workers=3, work=2.4, why="")
+    pool = WantedPool(role=Role.DECODE, model="m", present=2, workers=3, work=2.4, why="")
     view = FleetView()
     view.scaling_target = Wanted(written_by="up", at_ms=wall_ms(), pools=[pool])
     metrics.fleet = lambda: view
     text = metrics.render().decode()
-    assert 'trivium_workers_wanted{pool="decode"} 3.0' in text
-    assert 'trivium_workers_present{pool="decode"} 2.0' in text
+    assert 'trivium_workers_wanted{model="m",pool="decode"} 3.0' in text
+    assert 'trivium_workers_present{model="m",pool="decode"} 2.0' in text
