@@ -25,7 +25,7 @@ from streams.bridge.pending_prompt import PairIO
 from streams.bridge.prompts import PromptParser
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.submitter import Submitter
-from streams.bridge.turns.slots import Slots, limit
+from streams.bridge.turns.slots import ModelSlots, limit
 from streams.calls.config import GatewaySettings
 from streams.calls.process import CallProcess, load_models
 from streams.log.admin import bytes_max_of, create_extra_topics
@@ -58,18 +58,23 @@ class Bridge:
     ) -> None:
         self.log, self.settings, self.codec = log, settings, codec
         self.process, self.bridge_id = process, bridge_id
-        self.slots = Slots(self._limit)
+        self.slots = ModelSlots(process.calls.models.models, self._limit)
         self.submitter = Submitter(process, lambda: objects.table, log.topic_prefix)
         self.pair_ios: Mapping[str, PairIO] = {}  # by topic of prompts
 
-    def _limit(self) -> int:
+    def _limit(self, model: str, used_by_others: int) -> int:
         member, settings = self.process.member, self.settings
         members = member.living(MemberKind.GATEWAY)
+        workers = (
+            worker
+            for worker in member.living(MemberKind.WORKER)
+            if (capability := worker.registration.capability) and capability.model == model
+        )
         return limit(
-            member.living(MemberKind.WORKER),
+            workers,
             sum(not gateway.registration.url for gateway in members),
             share=settings.share,
-            in_flight_max=settings.in_flight_max,
+            in_flight_max=max(0, settings.in_flight_max - used_by_others),
         )
 
     async def prepare(self) -> None:

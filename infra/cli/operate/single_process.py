@@ -234,14 +234,14 @@ async def _gateway(settings: "Settings", name: str, **run: Any) -> None:
     resolved = await asyncio.to_thread(_with_model_folder, settings)
     key = event_key(resolved.gateway.event_key, home())
     gateway = dataclasses.replace(resolved.gateway, event_key=key)
-    await run_gateway(resolved.log, gateway, [resolved.model], gateway_id=name, **run)
+    await run_gateway(resolved.log, gateway, resolved.models, gateway_id=name, **run)
 
 
 async def _bridge(settings: "Settings", name: str, **run: Any) -> None:
     from streams.bridge.process import run_bridge
 
     resolved = await asyncio.to_thread(_with_model_folder, settings)
-    parts = resolved.log, resolved.bridge, resolved.gateway, [resolved.model]
+    parts = resolved.log, resolved.bridge, resolved.gateway, resolved.models
     await run_bridge(*parts, bridge_id=name, **run)
 
 

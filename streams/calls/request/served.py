@@ -127,14 +127,12 @@ class ServedModels:
             )
         return card, collection
 
-    def name_of(self, name: str | None) -> str:
-        """Return the name of the model or adapter without a collection; the default's if it is
-        unknown."""
+    def find_or_default(self, name: str | None) -> ModelCard:
+        """Return the model or adapter of this name; the default if it is unknown."""
         try:
-            card, _ = self.find(name)
+            return self.find(name)[0]
         except UnknownModel:
-            card = self.default.card
-        return card.name
+            return self.default.card
 
     async def of_call(self, name: str | None) -> tuple[ServedModel, str]:
         """Return what serves a call that names this model, and the collection in the name; raises

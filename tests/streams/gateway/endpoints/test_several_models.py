@@ -1,36 +1,18 @@
 """A gateway of several models and adapters: what each call is sent as, and how it is answered."""
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 
-from schemas.model.parsers import ParserNames
-from streams.calls.request.served import ModelCard
 from tests.streams.gateway.answering import answering
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import MODEL, chat, completion, events_of, message, text_of
+from tests.streams.gateway.several_models import LAW, NAMES, SMALL, gateway_of_three
 from tests.streams.gateway.streamed_call import TEXTS, WITH_IDS, whole_stream
 
-LAW = ModelCard(
-    name="org/law@2",
-    model=MODEL,
-    adapter="org/law@2",
-    root="law-2",
-    max_model_len=512,
-    created_s=1,
-    parsers=ParserNames(tool="hermes", reasoning="none"),
-)
-SMALL = ModelCard(name="small", model="small", max_model_len=64, created_s=1, reads_passages=False)
-NAMES = (MODEL, LAW.name, SMALL.name)
 CHATS = "/v1/chat/completions"
-
-
-def gateway_of_three(**settings: Any) -> InProcessGateway:
-    """A gateway of two models, and an adapter over the first."""
-    gateway = InProcessGateway(other_cards=[LAW, SMALL], **settings)
-    gateway.answer_with("hello", prompt_tokens=3)
-    return gateway
 
 
 @pytest.mark.parametrize("name", [*NAMES, None])
@@ -61,10 +43,7 @@ async def test_request_names_model_and_adapter_of_call(
 async def test_cache_scopes_of_adapters_are_apart() -> None:
     """Whatever the names and the salts, since they are a caller's to choose."""
     names = ("x", "x/y", "+1:x", "x+1:x")
-    cards = [
-        ModelCard(name=n, model=MODEL, adapter=n, max_model_len=64, created_s=1) for n in names
-    ]
-    gateway = InProcessGateway(other_cards=cards)
+    gateway = InProcessGateway(other_cards=[replace(LAW, name=n, adapter=n) for n in names])
     gateway.answer_with("hello")
     salts = (None, "s", "y/s", "+1:x", "/s", "+1:x/s")
     for name in (MODEL, *names):
