@@ -234,14 +234,14 @@ async def _gateway(settings: "Settings", name: str, **run: Any) -> None:
     resolved = await asyncio.to_thread(_with_model_folder, settings)
     key = event_key(resolved.gateway.event_key, home())
     gateway = dataclasses.replace(resolved.gateway, event_key=key)
-    await run_gateway(resolved.log, gateway, resolved.model, gateway_id=name, **run)
+    await run_gateway(resolved.log, gateway, resolved.models, gateway_id=name, **run)
 
 
 async def _bridge(settings: "Settings", name: str, **run: Any) -> None:
     from streams.bridge.process import run_bridge
 
     resolved = await asyncio.to_thread(_with_model_folder, settings)
-    parts = resolved.log, resolved.bridge, resolved.gateway, resolved.model
+    parts = resolved.log, resolved.bridge, resolved.gateway, resolved.models
     await run_bridge(*parts, bridge_id=name, **run)
 
 
@@ -263,7 +263,7 @@ def _with_model_folder(settings: "Settings") -> "Settings":
 
 def _with_adapters(settings: "Settings") -> "Settings":
     """Return the settings as `_with_model_folder` does, and with the folders of adapters."""
-    from workers.models.adapters import resolve_adapters
+    from schemas.model.adapters import resolve_adapters
 
     resolved = _with_model_folder(settings)
     return resolved.with_models([resolve_adapters(model) for model in resolved.models])

@@ -1,35 +1,35 @@
-"""Folders of LoRA adapters are found before a worker starts."""
+"""Generated adapters: reproducible, and of the shapes of their model."""
 
+import json
 from pathlib import Path
 
-import pytest
+from safetensors.numpy import load_file
 
-from schemas.errors import ConfigError
-from schemas.settings import ModelSettings
-from workers.models.adapters import CONFIG_FILE, resolve_adapters
-
-
-def test_adapter_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "legal").mkdir()
-    (tmp_path / "legal" / CONFIG_FILE).write_text('{"r": 8}')
-    monkeypatch.chdir(tmp_path)
-    model = resolve_adapters(ModelSettings(adapters={"law": "legal"}))
-    assert model.adapters == {"law": str(tmp_path / "legal")}
-    assert resolve_adapters(model) == model
+from workers.models.adapters import make_adapter
+from workers.models.folder import make_tiny_model
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "model.adapters.law: expected a folder with adapter_config.json, found '/.*: no su"),
-        ("{", "model.adapters.law: expected JSON, an object, in /.*/adapter_config.json"),
-        ("[]", "model.adapters.law: expected JSON, an object"),
-    ],
-)
-def test_error_names_adapter_without_a_folder(
-    tmp_path: Path, content: str | None, message: str
-) -> None:
-    if content is not None:
-        (tmp_path / CONFIG_FILE).write_text(content)
-    with pytest.raises(ConfigError, match=message):
-        resolve_adapters(ModelSettings(adapters={"law": str(tmp_path)}))
+def test_adapter_is_reproducible_and_depends_on_seed(tmp_path: Path) -> None:
+    base = make_tiny_model(tmp_path / "models")
+    first, second, third = (
+        make_adapter(tmp_path / name, base, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    for path in first.iterdir():
+        assert (second / path.name).read_bytes() == path.read_bytes(), path.name
+    weights = "adapter_model.safetensors"
+    assert (third / weights).read_bytes() != (first / weights).read_bytes()
+
+
+def test_adapter_fits_its_model(tmp_path: Path) -> None:
+    base = make_tiny_model(tmp_path / "models")
+    folder = make_adapter(tmp_path / "a", base, 1, rank=4)
+    model = load_file(base / "model.safetensors")
+    updates = load_file(folder / "adapter_model.safetensors")
+    modules = {name.rpartition(".lora_")[0] for name in updates}
+    for module in modules:
+        change = updates[f"{module}.lora_B.weight"] @ updates[f"{module}.lora_A.weight"]
+        matrix = model[f"{module.removeprefix('base_model.model.')}.weight"]
+        assert change.shape == matrix.shape, module
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert config["r"] == 4
+    assert len(modules) == 4 * len(config["target_modules"])
