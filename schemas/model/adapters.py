@@ -9,6 +9,7 @@ models without `hidden_size`, only the configuration is checked.
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +50,12 @@ def check_adapters(model: ModelSettings) -> tuple[AdapterFolder, ...]:
     """
     base = read_json(Path(model.path) / "config.json")
     return tuple(_checked(model, name, Path(path), base) for name, path in model.adapters.items())
+
+
+def resolve_adapters(model: ModelSettings) -> ModelSettings:
+    """Return the settings with absolute folders of adapters. Raises as `check_adapters`."""
+    folders = {adapter.name: str(adapter.folder) for adapter in check_adapters(model)}
+    return replace(model, adapters=folders)
 
 
 def loaded_max(model: ModelSettings) -> int:

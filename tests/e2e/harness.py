@@ -87,8 +87,8 @@ class PatientStack(Stack):
     async def wait_ready(self, *names: str, timeout_s: float = START_S) -> None:
         await super().wait_ready(*names, timeout_s=timeout_s)
 
-    async def scale(self, *, timeout_s: float = START_S, **counts: int) -> None:
-        await super().scale(timeout_s=timeout_s, **counts)
+    async def scale(self, *, model: str = "", timeout_s: float = START_S, **counts: int) -> None:
+        await super().scale(model=model, timeout_s=timeout_s, **counts)
 
 
 class LastingStack(PatientStack):

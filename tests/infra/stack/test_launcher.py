@@ -112,6 +112,29 @@ async def test_stack_start_reports_model_unpacking(
     await stack.stop()
 
 
+async def test_stack_start_resolves_all_models_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved: list[str] = []
+    folder = tmp_path / "adapters"
+
+    def resolve(
+        model: ModelSettings, engine: str, *, report: Callable[[str], None]
+    ) -> ModelSettings:
+        report("it is unpacked")
+        resolved.append(stack.waits_for)
+        return model
+
+    monkeypatch.setattr(launcher, "resolve_model", resolve)
+    second = ModelSettings(name="second", adapters={"law": str(folder)})
+    models = Settings().with_models([ModelSettings(name="first"), second])
+    stack = Stack(models, StackPlan(), folder=tmp_path)
+    with pytest.raises(ConfigError, match="model.adapters.law: expected a folder"):
+        await stack.start()
+    assert resolved == ["model first: it is unpacked", "model second: it is unpacked"]
+    await stack.stop()
+
+
 async def test_fork_servers_get_resolved_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from schemas.model.adapters import (
     check_adapters,
     loaded_max,
     rank_room,
+    resolve_adapters,
 )
 from schemas.settings import ModelSettings
 from workers.models.folder import make_tiny_model
@@ -47,6 +48,16 @@ def test_adapters_are_checked_in_order_of_settings(base: Path, tmp_path: Path) -
     assert rank_room(adapters) == 16
     assert rank_room(()) == 1
     assert check_adapters(model(base)) == ()
+
+
+def test_adapter_folders_become_absolute(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_adapter(tmp_path / "legal", base, 1)
+    monkeypatch.chdir(tmp_path)
+    found = resolve_adapters(model(base, law="legal"))
+    assert found.adapters == {"law": str(tmp_path / "legal")}
+    assert resolve_adapters(found) == found
 
 
 def test_largest_rank_of_layers_counts(base: Path, tmp_path: Path) -> None:
