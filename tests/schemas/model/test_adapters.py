@@ -19,8 +19,8 @@ from schemas.model.adapters import (
     resolve_adapters,
 )
 from schemas.settings import ModelSettings
-from workers.models.adapters import make_adapter
 from workers.models.folder import make_tiny_model
+from workers.models.random_adapters import make_adapter
 from workers.models.sim import make_sim_model
 
 

@@ -27,8 +27,8 @@ from tests.workers.llm.engines import (
 from tests.workers.llm.engines import prompt as make_prompt
 from tests.workers.llm.worker_in_memory import WorkerInMemory
 from workers.llm.engine import Engine
-from workers.models.adapters import make_adapter
 from workers.models.folder import make_tiny_model
+from workers.models.random_adapters import make_adapter
 
 NAMES = tuple(f"ada-{number}" for number in range(9))  # one more than stay loaded
 BATCH_MAX, LOADED_MAX = 2, 8

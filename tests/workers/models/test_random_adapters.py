@@ -5,8 +5,8 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from workers.models.adapters import make_adapter
 from workers.models.folder import make_tiny_model
+from workers.models.random_adapters import make_adapter
 
 
 def test_adapter_is_reproducible_and_depends_on_seed(tmp_path: Path) -> None:
