@@ -15,8 +15,8 @@ from schemas.settings import LogSettings, ModelSettings
 from tests.e2e.audits import answer_alone
 from tests.e2e.harness import Answer, Client, client_of, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
-from workers.models.adapters import make_adapter
 from workers.models.folder import resolve_model
+from workers.models.random_adapters import make_adapter
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
