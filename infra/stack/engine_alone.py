@@ -31,18 +31,20 @@ async def generate_answers(
     *,
     at_once: int,
     on_answer: Callable[[], None] = lambda: None,
+    adapters: Sequence[str] = (),
 ) -> list[LoneAnswer]:
     """Generate answers to these prompts, `at_once` at a time; call `on_answer` after each.
 
-    Raises EngineFailed if the engine reports an error.
+    `adapters` has the LoRA adapter of each prompt, "" for none; without it, none has one. Raises
+    EngineFailed if the engine reports an error.
     """
     results = [LoneAnswer() for _ in prompts]
-    coming = zip(prompts, results, strict=True)
+    coming = zip(prompts, adapters or [""] * len(prompts), results, strict=True)
     running: dict[str, LoneAnswer] = {}
     while True:
-        for (prompt, sampling), answer in itertools.islice(coming, at_once - len(running)):
+        for request, adapter, answer in itertools.islice(coming, at_once - len(running)):
             running[name := f"alone-{next(_NUMBERS)}"] = answer
-            engine.add(_job(name, prompt, sampling))
+            engine.add(_job(name, *request, adapter))
         if not running:
             return results
         for output in await engine.outputs():
@@ -56,11 +58,12 @@ async def generate_answers(
                 on_answer()
 
 
-def _job(name: str, prompt_tokens: Sequence[int], sampling: Sampling) -> Job:
+def _job(name: str, prompt_tokens: Sequence[int], sampling: Sampling, adapter: str) -> Job:
     return Job(
         request_id=name,
         phase=WorkPhase.DECODE,
         prompt_tokens=prompt_tokens,
         sampling=sampling,
         deadline_ms=wall_ms() + _DEADLINE_MS,
+        adapter=adapter,
     )

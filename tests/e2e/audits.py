@@ -87,7 +87,8 @@ async def answer_alone(settings: Settings, requests: Iterable[Request]) -> dict[
     """Return one engine's answer to each request, by id, without log, peers and transfers."""
     inputs = {request.request_id: _engine_input(request) for request in requests}
     keys = {
-        request_id: (prompt, repr(sampling)) for request_id, (prompt, sampling) in inputs.items()
+        request_id: (prompt, repr(sampling), adapter)
+        for request_id, (prompt, sampling, adapter) in inputs.items()
     }
     jobs = {keys[request_id]: job for request_id, job in inputs.items()}
     engine = await start_engine(
@@ -99,18 +100,20 @@ async def answer_alone(settings: Settings, requests: Iterable[Request]) -> dict[
         worker_epoch=1,
     )
     try:
-        plain = [(unpack_tokens(prompt), sampling) for prompt, sampling in jobs.values()]
-        results = dict(
-            zip(jobs, await generate_answers(engine, plain, at_once=RUNNING_MAX), strict=True)
-        )
+        plain = [(unpack_tokens(prompt), sampling) for prompt, sampling, _ in jobs.values()]
+        adapters = [adapter for *_, adapter in jobs.values()]
+        answers = await generate_answers(engine, plain, at_once=RUNNING_MAX, adapters=adapters)
+        results = dict(zip(jobs, answers, strict=True))
     finally:
         await engine.close()
     return {request_id: results[key] for request_id, key in keys.items()}
 
 
-def _engine_input(request: Request) -> tuple[bytes, Sampling]:
-    """Return the prompt and sampling that decide the answer; greedy sampling ignores the seed."""
+def _engine_input(request: Request) -> tuple[bytes, Sampling, str]:
+    """Return what decides the answer: prompt, sampling and adapter; greedy sampling ignores the
+    seed.
+    """
     sampling = request.sampling
     if not sampling.temperature:
         sampling = dataclasses.replace(sampling, seed=0)
-    return request.prompt_tokens, sampling
+    return request.prompt_tokens, sampling, request.adapter
