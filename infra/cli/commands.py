@@ -24,6 +24,10 @@ COMMANDS = {  # by help panel and name: a function or Typer below infra.cli, and
         "status": ("operate.status:status", "Show all members, their load and their KV."),
         "scale": ("operate.scale:scale", "Show how many workers are wanted, and why."),
         "pool": ("operate.pools:app", "Move workers between pools and models."),
+        "adapters": (
+            "operate.adapters:adapters",
+            "Show LoRA adapters, and which workers have them.",
+        ),
         "run": ("operate.single_process:run", "Run one process in the foreground."),
         "broker": ("log.broker:app", "Start and stop Trivium's own Kafka broker."),
     },

@@ -38,6 +38,7 @@ from infra.stack.readiness import is_served
 from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState
 from schemas.errors import ConfigError, NotReady, TriviumError
 from schemas.fleet import FleetView
+from schemas.model.adapters import resolve_adapters
 from schemas.records import MemberKind, MemberState, Role
 from schemas.state_folder import home
 from streams.gateway.http.listener import listen
@@ -46,7 +47,6 @@ from streams.log.cancellation import cancel_and_wait
 from streams.log.clock import wall_ms
 from streams.log.registry import make_codec
 from streams.log.retry import retry_until
-from workers.models.adapters import resolve_adapters
 from workers.models.folder import resolve_model
 
 log = logging.getLogger("trivium.stack")

@@ -96,7 +96,8 @@ class PlainLines:
         self._say(f"waiting: {escape(self._held_up)}{usual}")
 
     def _changed(self, row: "ProcessRow") -> None:
-        self._say(f"{row.name}: {row.state}" + (f", pid {row.pid}" * bool(row.pid)))
+        pid, model = f", pid {row.pid}" * bool(row.pid), f", model {escape(row.model)}"
+        self._say(f"{row.name}: {row.state}{pid}{model * bool(row.model)}")
 
     def _say(self, text: str) -> None:
         self._console.print(f"[dim]{self._after_s():6.1f} s[/dim]  {text}", soft_wrap=True)

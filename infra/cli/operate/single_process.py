@@ -290,7 +290,7 @@ def _with_model_folder(settings: "Settings") -> "Settings":
 
 def _with_adapters(settings: "Settings") -> "Settings":
     """Return the settings as `_with_model_folder` does, and with the folders of adapters."""
-    from workers.models.adapters import resolve_adapters
+    from schemas.model.adapters import resolve_adapters
 
     resolved = _with_model_folder(settings)
     return resolved.with_models([resolve_adapters(model) for model in resolved.models])

@@ -1,5 +1,6 @@
 """Several models in one settings file, with the workers and the names of each."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from infra.stack.models.tables import ModelWorkers, worker_counts
 from schemas.errors import ConfigError
 from schemas.settings import ModelSettings
 
+ROOT = Path(__file__).parents[4]
 FILE = """
 [worker]
 engine = "sim"
@@ -155,3 +157,11 @@ def test_settings_of_one_model_do_not_join_tables(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--model or --revision: expected with one model"):
         load_text(tmp_path, FILE, models=["x", "y"])
     load_text(tmp_path, FILE, flags={"model": {"path": None}})
+
+
+def test_example_of_the_page_loads(tmp_path: Path) -> None:
+    page = (ROOT / "infra/docs/operate.md").read_text()
+    (example,) = [text for text in re.findall(r"```toml\n(.*?)```", page, re.S) if "[[mod" in text]
+    settings = load_text(tmp_path, example)
+    assert [model.served_name for model in settings.models] == ["small", "large"]
+    assert settings.for_model("large").engines == {"vllm": {"kv_cache_bytes": 4_000_000_000}}
