@@ -39,6 +39,7 @@ class StackPlan:
     retrieval: Natural = 0  # workers, assigned to the shards in turn
     shards: Positive = 1
     embedding: Natural = 0
+    embedders: tuple[str, ...] = ()  # pools of other embedding models, one entry for each worker
     routers: Natural = 1
     gateways: Natural = 1
     bridges: Natural = 0
@@ -100,6 +101,7 @@ class StackPlan:
                 kinds[f"{role}-{number}"] = MemberKind.WORKER
         kinds.update({f"retrieval-{n}": MemberKind.WORKER for n in range(self.retrieval)})
         kinds.update({f"embedding-{n}": MemberKind.WORKER for n in range(self.embedding)})
+        kinds.update({f"embedder-{n}": MemberKind.WORKER for n in range(len(self.embedders))})
         kinds.update({f"gateway-{n}": MemberKind.GATEWAY for n in range(self.gateways)})
         kinds.update({f"bridge-{n}": MemberKind.GATEWAY for n in range(self.bridges)})
         return {name: kind for name, kind in kinds.items() if name not in self.away}
@@ -213,6 +215,9 @@ def process_specs(
             flags += ["--shard", f"{int(number) % plan.shards}/{plan.shards}"]
         elif which in ("embedding", "bridge"):
             kind_name = which
+        elif which == "embedder":
+            kind_name = "embedding"
+            flags += ["--model", plan.embedders[int(number)]]
         elif kind is MemberKind.WORKER:
             flags += ["--role", which]
             if model := plan.models.get(name):

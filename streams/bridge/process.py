@@ -6,7 +6,7 @@ After every fault of the log it joins both again, and reads its state from the l
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from schemas.codec import Codec
@@ -199,6 +199,7 @@ async def run_bridge(
     bridge_id: str,
     stop: asyncio.Event,
     codec: Codec,
+    embedders: Collection[str] = (),
 ) -> None:
     """Answer prompts until `stop`, and rejoin after faults of the log; raise permanent errors.
 
@@ -208,6 +209,7 @@ async def run_bridge(
     process = CallProcess.build(
         *(log, codec, gateway, served),
         process_id=bridge_id,
+        embedders=embedders,
     )
     objects = ObjectLog.build(log, codec, gateway, process.sender, bridge_id)
     bridge = Bridge(log, settings, process, objects, codec, bridge_id)

@@ -1,7 +1,7 @@
 """The parts of a process that sends calls to routers: those that a gateway and a bridge share."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -87,8 +87,10 @@ class CallProcess:
         *,
         process_id: str,
         url: str = "",
+        embedders: Collection[str] = (),
     ) -> Self:
-        """Build the parts; nothing is connected yet."""
+        """Build the parts; nothing is connected yet. `embedders` are the names of embedding
+        models in the settings."""
         started_ms, metrics = wall_ms(), Metrics()
         hub = Hub(metrics)
         accept_ms = settings.accept_ms
@@ -120,6 +122,6 @@ class CallProcess:
             tokens=tokens,
             member=member,
             reporter=ProgressReporter(process_id, hub, producer=sender.started),
-            pool=LogPool(log, codec, f"{process_id}-asks", accept_ms),
+            pool=LogPool(log, codec, f"{process_id}-asks", accept_ms, embedders),
             calls=calls,
         )

@@ -7,7 +7,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -163,9 +163,11 @@ async def run_gateway(
     gateway_id: str,
     stop: asyncio.Event,
     codec: Codec | None = None,
+    embedders: Collection[str] = (),
 ) -> None:
     """Serve until `stop` is set, then drain. Raises the errors from which the gateway cannot
-    recover. The first of the models serves calls that name none.
+    recover. The first of the models serves calls that name none. `embedders` are the names of the
+    embedding models.
 
     The socket listens at once. Calls wait in its backlog until the log is joined and workers are
     ready, for at most `gateway.wait_ms`. After that, they get status 503 until both are there.
@@ -180,6 +182,7 @@ async def run_gateway(
         *(log, codec, gateway, served),
         process_id=gateway_id,
         url=url,
+        embedders=embedders,
     )
     member, sender = process.member, process.sender
     objects = ObjectLog.build(log, codec, gateway, sender, gateway_id)

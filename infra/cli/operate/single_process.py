@@ -91,7 +91,7 @@ def run(
         str | None,
         _MODEL(
             help="Of a worker: name of its model, if the settings have several. Of an embedding "
-            "worker: all-minilm-l6-v2, hash, or the folder of a model.",
+            "worker: all-minilm-l6-v2, hash, the folder of a model, or the name of another pool.",
             show_default="the first model; all-minilm-l6-v2, or hash beside simulated engines",
         ),
     ] = None,
@@ -131,7 +131,6 @@ def run(
         bootstrap,
         worker={"engine": engine},
         retrieval={"device": device},
-        embedding={"model": model if kind == "embedding" else None},
         gateway={"host": host, "port": port},
     )
     match kind:
@@ -154,8 +153,12 @@ def run(
             place = ShardPlace.parse(shard or "0/1")
             process = partial(_retrieval, place=place)
             member_id = member_id or f"{_default_id('retrieval')}-{place.shard}"
+        case "embedding":
+            settings, pool = _embedding_pool(settings, model or "")
+            process = partial(_embedding, pool=pool)
+            member_id = member_id or _default_id(f"embedding-{pool}" if pool else kind)
         case _:
-            process = {"gateway": _gateway, "bridge": _bridge, "embedding": _embedding}[kind]
+            process = _gateway if kind == "gateway" else _bridge
     _serve(partial(_with_codec, process, settings, member_id or _default_id(kind)), log_level)
 
 
@@ -202,6 +205,27 @@ async def _retrieval(
     await RetrievalWorker(settings.log, settings.retrieval, place, name, codec).run(stop)
 
 
+def _embedding_pool(settings: "Settings", model: str) -> "tuple[Settings, str]":
+    """Return the settings, and the name of the pool whose model this is; the model of no other pool
+    is the first one's."""
+    embedding = settings.embedding
+    if model in [pool.public_name for pool in embedding.pools]:
+        return settings, model
+    if model:
+        embedding = dataclasses.replace(embedding, model=model)
+    return dataclasses.replace(settings, embedding=embedding), ""
+
+
+def _embedders(settings: "Settings") -> list[str]:
+    """Return the names of the embedding models; none if there is only one, which workers tell."""
+    if not settings.embedding.pools:
+        return []
+    from workers.embed.embedders.choose import public_embedder
+
+    first = public_embedder(settings.embedding, settings.worker.engine)
+    return [first, *(pool.public_name for pool in settings.embedding.pools)]
+
+
 async def _embedding(settings: "Settings", name: str, **run: Any) -> None:
     from workers.embed.worker import run_embedding
 
@@ -234,7 +258,10 @@ async def _gateway(settings: "Settings", name: str, **run: Any) -> None:
     resolved = await asyncio.to_thread(_with_model_folder, settings)
     key = event_key(resolved.gateway.event_key, home())
     gateway = dataclasses.replace(resolved.gateway, event_key=key)
-    await run_gateway(resolved.log, gateway, resolved.models, gateway_id=name, **run)
+    embedders = _embedders(resolved)
+    await run_gateway(
+        *(resolved.log, gateway, resolved.models), gateway_id=name, embedders=embedders, **run
+    )
 
 
 async def _bridge(settings: "Settings", name: str, **run: Any) -> None:
@@ -242,7 +269,7 @@ async def _bridge(settings: "Settings", name: str, **run: Any) -> None:
 
     resolved = await asyncio.to_thread(_with_model_folder, settings)
     parts = resolved.log, resolved.bridge, resolved.gateway, resolved.models
-    await run_bridge(*parts, bridge_id=name, **run)
+    await run_bridge(*parts, bridge_id=name, embedders=_embedders(resolved), **run)
 
 
 def _default_id(kind: str) -> str:

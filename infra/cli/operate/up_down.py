@@ -113,10 +113,13 @@ def up(
     if detach:
         _detach(as_json)
         return
+    embedding = min(1, retrieval) if embedding is None else embedding
+    pools = settings.embedding.pools if embedding else ()
     plan = StackPlan(
         retrieval=retrieval,
         shards=shards,
-        embedding=min(1, retrieval) if embedding is None else embedding,
+        embedding=embedding,
+        embedders=tuple(pool.public_name for pool in pools for _ in range(pool.workers)),
         routers=routers,
         gateways=gateways,
         bridges=bridges,

@@ -14,9 +14,9 @@ from starlette.routing import BaseRoute
 from schemas.errors import InvalidRequest, NotFound
 from schemas.fleet import Member
 from schemas.records import Cancellation, CancelReason, EmbedCapability, MemberKind, MemberState
+from schemas.rules.embedders import public_name
 from streams.anthropic.models import VERSION_HEADER, model_info, model_page
 from streams.calls.config import GatewaySettings
-from streams.calls.embedding import public_name
 from streams.calls.errors import RETRY_AFTER_S, shorten
 from streams.calls.ids import STORE_PREFIX, from_public, new_request_id, session_of
 from streams.calls.request.body import DetokenizeBody, TokenizeBody

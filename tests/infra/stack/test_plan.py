@@ -249,3 +249,14 @@ def test_embedding_workers_are_separate_processes() -> None:
     ]
     expected = ("embedding", "--id", "embedding-1", "--config", "/state/x.toml")
     assert specs_by_name["embedding-1"].command[4:] == expected
+
+
+def test_other_embedding_models_have_workers_of_their_own() -> None:
+    plan = StackPlan(prefill=0, decode=0, embedding=1, embedders=("law", "law", "small"))
+    specs_by_name = specs(plan)
+    assert list(specs_by_name)[1:5] == ["embedding-0", "embedder-0", "embedder-1", "embedder-2"]
+    for name, model in (("embedder-0", "law"), ("embedder-2", "small")):
+        expected = ("embedding", "--id", name, "--model", model, "--config", "/state/x.toml")
+        assert specs_by_name[name].command[4:] == expected
+    assert "--model" not in specs_by_name["embedding-0"].command
+    assert "embedder-1" not in plan.without("embedder-1").names()

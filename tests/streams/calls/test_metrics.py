@@ -4,9 +4,9 @@ from schemas.fleet import FleetView
 from schemas.records import OutcomeKind, Role, Wanted, WantedPool
 from streams.calls.metrics import Metrics
 from streams.log.clock import wall_ms
+from tests.streams.gateway.endpoints.several_models import LAW, NAMES, gateway_of_three
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import MODEL, chat
-from tests.streams.gateway.several_models import LAW, NAMES, gateway_of_three
 
 
 async def test_metrics_count_requests_tokens_and_frames() -> None:

@@ -244,7 +244,9 @@ class LetterPool:
     async def remove(self, collection: str, document_id: str) -> None:
         self.documents.pop(document_id, None)
 
-    async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
+    async def embed(
+        self, texts: Texts, *, deadline_ms: int, tenant: str = "", embedder: str = ""
+    ) -> EmbeddedTexts:
         self.embedded.append((deadline_ms, tenant))
         if self.trouble is not None:
             raise self.trouble

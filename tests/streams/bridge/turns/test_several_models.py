@@ -3,8 +3,8 @@
 import pytest
 
 from tests.streams.bridge.samples import AskingBridge, answer_of, pair, record
+from tests.streams.gateway.endpoints.several_models import LAW, SMALL
 from tests.streams.gateway.samples import MODEL
-from tests.streams.gateway.several_models import LAW, SMALL
 from tests.virtual_time import virtual
 
 

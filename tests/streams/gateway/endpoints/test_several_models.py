@@ -7,9 +7,9 @@ import orjson
 import pytest
 
 from tests.streams.gateway.answering import answering
+from tests.streams.gateway.endpoints.several_models import LAW, NAMES, SMALL, gateway_of_three
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import MODEL, chat, completion, events_of, message, text_of
-from tests.streams.gateway.several_models import LAW, NAMES, SMALL, gateway_of_three
 from tests.streams.gateway.streamed_call import TEXTS, WITH_IDS, whole_stream
 
 CHATS = "/v1/chat/completions"
