@@ -106,17 +106,30 @@ async def test_python_client_calls_gateway(running: Stack, name: str) -> None:
     await run(BIN / "python", CALLS / f"{name}.py", running.gateway_urls[0])
 
 
-@pytest.mark.parametrize("name", ["openai_agents_client"])
-async def test_agent_calls_tools(parsing: Stack, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["openai_agents_client", "langgraph_agents", "llamaindex_agents", "pydantic_ai_agents"]
+    + ["instructor_tools", "litellm_tools"],
+)
+async def test_python_agent_calls_tools(parsing: Stack, name: str) -> None:
     await run(BIN / "python", CALLS / f"{name}.py", parsing.gateway_urls[0])
 
 
 @pytest.mark.parametrize("name", ["openai_node", "vercel_ai"])
-async def test_node_client_calls_gateway(running: Stack, name: str, tmp_path: Path) -> None:
-    """The script lies beside its packages, where Node looks for them."""
-    script = BUILT / f"{name}.mjs"
-    script.write_text((CALLS / script.name).read_text())
-    await run("node", script, running.gateway_urls[0])
+async def test_node_client_calls_gateway(running: Stack, name: str) -> None:
+    await run_node(name, running.gateway_urls[0])
+
+
+@pytest.mark.parametrize("name", ["openai_node_tools", "vercel_ai_tools"])
+async def test_node_agent_calls_tools(parsing: Stack, name: str) -> None:
+    await run_node(name, parsing.gateway_urls[0])
+
+
+async def run_node(name: str, url: str) -> None:
+    """Run a script beside its packages, where Node looks for them."""
+    for file in ("loops.mjs", f"{name}.mjs"):
+        (BUILT / file).write_text((CALLS / file).read_text())
+    await run("node", BUILT / f"{name}.mjs", url)
 
 
 async def test_java_client_calls_gateway(running: Stack) -> None:

@@ -341,11 +341,9 @@ def _sampling(
         raise _too_long(f"{count} tokens; shorten it", param, served, tokens_max)
     vocab = served.tokenizer.vocab
     free = 0 if search is None else search.reserve(limit)
-    sampling = sampling_of(body, form, prompt_tokens=count, limit=limit - free, vocab=vocab)
-    if count + sampling.max_tokens > limit:
-        limit_text = f"max_tokens is {sampling.max_tokens}; shorten the prompt or lower max_tokens"
-        raise _too_long(f"{count} tokens and {limit_text}", param, served, limit)
-    return sampling
+    return sampling_of(
+        body, form, prompt_tokens=count, limit=limit, reserved_tokens=free, vocab=vocab
+    )
 
 
 COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
@@ -356,11 +354,18 @@ SEED_BITS = 53  # JSON readers with doubles keep such a seed exactly
 
 
 def sampling_of(
-    body: GenerationBody, form: Structured | None, *, prompt_tokens: int, limit: int, vocab: int
+    body: GenerationBody,
+    form: Structured | None,
+    *,
+    prompt_tokens: int,
+    limit: int,
+    reserved_tokens: int = 0,
+    vocab: int,
 ) -> Sampling:
     """Return the parameters for one prompt. `form` is the form of the answer from `form.py`,
-    `limit` the largest number of tokens of prompt and answer together."""
-    max_tokens = _max_tokens(body, limit - prompt_tokens)
+    `limit` the largest number of tokens of prompt and answer together. An answer whose length the
+    body does not set leaves `reserved_tokens` free."""
+    max_tokens = _max_tokens(body, prompt_tokens, limit, reserved_tokens)
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequest(
@@ -398,14 +403,18 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _max_tokens(body: GenerationBody, free_tokens: int) -> int:
+def _max_tokens(body: GenerationBody, prompt_tokens: int, limit: int, reserved_tokens: int) -> int:
+    """Return the most tokens of the answer. A number that does not fit beside the prompt means the
+    rest of the context, as with vLLM: agents ask for as many tokens as the largest models have."""
     max_tokens = body.max_tokens
+    free_tokens = limit - prompt_tokens
+    default = free_tokens - reserved_tokens
     if isinstance(body, ChatBody):
         if body.max_completion_tokens is not None:
             max_tokens = body.max_completion_tokens
     elif max_tokens is None:
-        max_tokens = min(COMPLETION_TOKENS, free_tokens)
-    return free_tokens if max_tokens is None else max_tokens
+        max_tokens = min(COMPLETION_TOKENS, default)
+    return default if max_tokens is None or max_tokens > free_tokens else max_tokens
 
 
 def _token_ids(name: str, value: list[int] | None, vocab: int, count_max: int) -> tuple[int, ...]:

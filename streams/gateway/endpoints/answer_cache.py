@@ -12,6 +12,7 @@ import orjson
 from schemas.errors import NotFound
 from streams.calls.ids import CHAT_PREFIX, Conversation
 from streams.calls.request.intake import CallIntake
+from streams.calls.stream.answers import usage_so_far
 from streams.calls.stream.chunks import DONE, one_line_each
 from streams.calls.stream.stream import Stream
 from streams.gateway.http.delivery import STREAM_HEADERS
@@ -73,6 +74,7 @@ async def serve(
         model=intake.card.name,
         stream=intake.stream,
         include_usage=intake.include_usage,
+        counts_always=intake.counts_always,
         session_id=conversation.session_id,
     )
     gateway.remember(conversation, hit.entry.text)
@@ -96,9 +98,11 @@ async def write_hit(
     model: str,
     stream: bool,
     include_usage: bool,
+    counts_always: bool,
     session_id: str,
 ) -> None:
-    """Write the whole answer, streamed if the call asks for it."""
+    """Write the whole answer, streamed if the call asks for it. With `counts_always`, every event
+    of the stream has the usage so far."""
     head = {
         "id": CHAT_PREFIX + exchange.call_id,
         "object": "chat.completion.chunk" if stream else "chat.completion",
@@ -112,7 +116,7 @@ async def write_hit(
         return
     headers = [*STREAM_HEADERS, *exchange.reply_headers]
     await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
-    events = _events(head, hit, extension, include_usage)
+    events = _events(head, hit, extension, include_usage, counts_always)
     written = b"".join(b"data: %b\n\n" % orjson.dumps(event) for event in events) + DONE
     await exchange.send({"type": "http.response.body", "body": one_line_each(written)})
 
@@ -152,17 +156,24 @@ def _whole(hit: CacheHit) -> Json:
     }
 
 
-def _events(head: Json, hit: CacheHit, extension: Json, include_usage: bool) -> list[Json]:
-    open_choice = {"index": 0, "logprobs": None, "finish_reason": None}
+def _events(
+    head: Json, hit: CacheHit, extension: Json, include_usage: bool, counts_always: bool
+) -> list[Json]:
+    usage, open_choice = hit.entry.usage, {"index": 0, "logprobs": None, "finish_reason": None}
     role = {**open_choice, "delta": {"role": "assistant", "content": ""}}
     text = {**open_choice, "delta": {"content": hit.entry.text}}
     last = {"index": 0, "delta": _citations(hit), **_ending(hit)}
-    usage: Json = {"usage": None} if include_usage else {}
+    before: Json = {"usage": None} if include_usage else {}
+    after = before
+    if counts_always:
+        prompt_tokens, completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        before = {"usage": usage_so_far(prompt_tokens, 0)}
+        after = {"usage": usage_so_far(prompt_tokens, completion_tokens)}
     events = [
-        {**head, "choices": [role], **usage},
-        {**head, "choices": [text], **usage},
-        {**head, "choices": [last], "trivium": extension, **usage},
+        {**head, "choices": [role], **before},
+        {**head, "choices": [text], **after},
+        {**head, "choices": [last], "trivium": extension, **after},
     ]
     if include_usage:
-        events.append({**head, "choices": [], "usage": hit.entry.usage, "trivium": extension})
+        events.append({**head, "choices": [], "usage": usage, "trivium": extension})
     return events

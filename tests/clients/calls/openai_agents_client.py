@@ -1,7 +1,6 @@
 """OpenAI's Agents SDK: loops of calls over responses, whole and streamed, and over chats."""
 
 import asyncio
-import json
 import sys
 
 from agents import (
@@ -14,19 +13,15 @@ from agents import (
     Runner,
     function_tool,
 )
+from loops import LAST, MODEL, TURNS, answer_script, calls_text, script
 from openai import AsyncOpenAI
 
-MODEL, TURNS = "sim", 5
-OPEN, CLOSE = "⟦", "⟧"  # between them: what the engine answers
 
-
-def script(turn: int, name: str = "read_file") -> str:
-    """What makes the engine reason and call in this turn, and answer after the last one."""
-    if turn == TURNS:
-        return f"{OPEN}All read.\n</think>\n\nDone after {TURNS}.{CLOSE}"
-    arguments = {"path": str(turn)} if name == "read_file" else {"input": f'a "{turn}"\n'}
-    call = json.dumps({"name": name, "arguments": arguments})
-    return f"{OPEN}Step {turn}.\n</think>\n\n<tool_call>\n{call}\n</tool_call>{CLOSE}"
+def patch_script(turn: int) -> str:
+    """What makes the engine write the next patch in this turn, and answer after the last one."""
+    return answer_script(
+        LAST if turn == TURNS else calls_text(("patch", {"input": f'a "{turn}"\n'}))
+    )
 
 
 paths: list[str] = []
@@ -43,7 +38,7 @@ def read_file(path: str) -> str:
 async def apply(_: object, text: str) -> str:
     """Apply a patch."""
     patches.append(text)
-    return script(len(patches), "patch")
+    return patch_script(len(patches))
 
 
 patch = CustomTool(name="patch", description="Applies a patch.", on_invoke_tool=apply)
@@ -58,25 +53,25 @@ async def main() -> None:
     for model in (responses, chats):
         agent = Agent(name="reader", model=model, tools=[read_file], model_settings=settings)
         whole = await Runner.run(agent, script(0), run_config=quiet)
-        assert whole.final_output.strip() == f"Done after {TURNS}.", whole.final_output
+        assert whole.final_output.strip() == LAST, whole.final_output
         assert paths == [str(turn) for turn in range(TURNS)], paths
         paths.clear()
         streamed = Runner.run_streamed(agent, script(0), run_config=quiet)
         kinds = [
             event.data.type async for event in streamed.stream_events() if hasattr(event, "data")
         ]
-        assert streamed.final_output.strip() == f"Done after {TURNS}."
+        assert streamed.final_output.strip() == LAST
         assert kinds.count("response.completed") == TURNS + 1
         assert "response.function_call_arguments.delta" in kinds
         assert len(paths) == TURNS
         paths.clear()
     agent = Agent(name="reader", model=responses, tools=[read_file], model_settings=settings)
     by_id = await Runner.run(agent, script(0), run_config=quiet, auto_previous_response_id=True)
-    assert by_id.final_output.strip() == f"Done after {TURNS}."
+    assert by_id.final_output.strip() == LAST
     assert by_id.context_wrapper.usage.output_tokens_details.reasoning_tokens > 0
     patcher = Agent(name="patcher", model=responses, tools=[patch], model_settings=settings)
-    patched = await Runner.run(patcher, script(0, "patch"), run_config=quiet)
-    assert patched.final_output.strip() == f"Done after {TURNS}."
+    patched = await Runner.run(patcher, patch_script(0), run_config=quiet)
+    assert patched.final_output.strip() == LAST
     assert patches == [f'a "{turn}"\n' for turn in range(TURNS)], patches
 
 

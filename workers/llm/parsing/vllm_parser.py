@@ -29,6 +29,7 @@ from schemas.records import (
     Sampling,
     Work,
 )
+from workers.llm.parsing.blanks import BlankContent
 from workers.llm.parsing.forms import params_fields, structured_of
 from workers.llm.parsing.parsers import ParsedEnd
 from workers.llm.parsing.token_texts import KIMI, CallIds, TokenTexts
@@ -165,6 +166,7 @@ class TokenParser:
         self._chars_in_call = 0  # of the arguments that are being written
         self._is_structured = not parser._engine_based  # noqa: SLF001  # it reads no larger pieces
         self._text, self._call_ids = text, call_ids
+        self._blanks = BlankContent() if request.tools else None
         self._token_ids: list[int] = []
         self._arguments: dict[int, str] = {}  # by the index of the call
 
@@ -185,7 +187,7 @@ class TokenParser:
                 self._waiting_ids.append(token_id)
                 if self._is_due(text):
                     deltas += self._parse_waiting()
-        return deltas
+        return deltas if self._blanks is None else self._blanks.take(deltas)
 
     def _is_due(self, text: str) -> bool:
         """Return whether the tokens that wait are parsed now; depends on the answer alone."""
@@ -260,6 +262,8 @@ class TokenParser:
         deltas += self._rest_of_arguments()
         if self._reads_whole or (self._request.tools and not self._arguments):
             deltas += self._missed_parts()
+        if self._blanks is not None:
+            deltas = self._blanks.take(deltas) + self._blanks.flush(len(self._token_ids))
         is_named = not isinstance(self._request.tool_choice, str | None)
         if self._arguments and finish_reason == "stop" and not is_named:
             finish_reason = "tool_calls"
@@ -316,14 +320,15 @@ def _end_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
 def _request(parsing: Parsing, sampling: Sampling, model: str) -> ChatCompletionRequest:
     """Return the call as vLLM's parsers read it; the messages do not matter to them."""
     fields: dict[str, Any] = {}
+    choice = parsing.tool_choice
     if parsing.tools:
-        choice = parsing.tool_choice
         fields = {
             "tools": json.loads(parsing.tools),
             "tool_choice": json.loads(choice) if choice.startswith("{") else choice,
             "parallel_tool_calls": parsing.parallel_tool_calls,
         }
-    structured = sampling.structured
+    # An answer that must be a call is none in another form.
+    structured = sampling.structured if not parsing.tools or choice == "auto" else None
     form = None if structured is None else StructuredOutputsParams(**params_fields(structured))
     return ChatCompletionRequest(
         messages=[{"role": "user", "content": ""}],

@@ -415,26 +415,21 @@ async def test_intake_names_invalid_header(headers: dict[str, str], param: str) 
     assert not gateway.log.sent_records
 
 
-async def test_intake_rejects_prompts_over_limits() -> None:
+async def test_intake_rejects_prompt_over_limit() -> None:
     gateway = InProcessGateway(max_model_len=20, prompt_tokens_max=10)
-    for fields, message in (
-        (
-            {"prompt": [5] * 11},
-            "and at most 10 of a prompt are served. However, your prompt has 11 tokens; shorten it",
-        ),
-        (
-            {"prompt": [5] * 9, "max_tokens": 12},
-            "your prompt has 9 tokens and max_tokens is 12; shorten the prompt or lower",
-        ),
-    ):
-        status, answer = await call(gateway, completion(**fields), "/v1/completions")
-        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-        assert message in answer["error"]["message"]
+    status, answer = await call(gateway, completion([5] * 11), "/v1/completions")
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    limits = "and at most 10 of a prompt are served. However, your prompt has 11 tokens; shorten it"
+    assert limits in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("max_tokens", [11, 12, 32_000, None])
+async def test_answer_fills_context_if_more_is_asked_for(max_tokens: int | None) -> None:
+    """Agents ask for as many tokens as the largest models have."""
+    gateway = InProcessGateway(max_model_len=20)
     gateway.answer_with("ok")
-    status, _ = await call(gateway, completion([5] * 9, max_tokens=11), "/v1/completions")
-    assert status == 200
-    status, _ = await call(gateway, completion([5] * 9), "/v1/completions")
-    assert gateway.log.requests[-1].sampling.max_tokens == 11
+    status, _ = await call(gateway, completion([5] * 9, max_tokens=max_tokens), "/v1/completions")
+    assert (status, gateway.log.requests[-1].sampling.max_tokens) == (200, 11)
 
 
 async def test_intake_rejects_oversized_prompt_before_tokenizing(

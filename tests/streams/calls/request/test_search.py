@@ -109,10 +109,11 @@ async def test_search_keeps_special_token_in_question_as_text() -> None:
     assert len(marked) > 1 and tokenizer().encoder.raw.decode(marked) == "<|user|>"
 
 
-async def test_default_max_tokens_leaves_room_for_passages() -> None:
-    request = await send_chat(
-        InProcessGateway(max_model_len=400), chat("x", retrieval={**BOOKS, "tokens_max": 50})
-    )
+@pytest.mark.parametrize("max_tokens", [None, 400])
+async def test_default_max_tokens_leaves_room_for_passages(max_tokens: int | None) -> None:
+    """So does a number that is more than fits."""
+    body = chat("x", retrieval={**BOOKS, "tokens_max": 50}, max_tokens=max_tokens)
+    request = await send_chat(InProcessGateway(max_model_len=400), body)
     retrieval = retrieval_of(request)
     around = sum(map(len, map(unpack_tokens, (retrieval.lead, retrieval.trail, retrieval.tail))))
     joints = len(unpack_tokens(retrieval.joint)) * (retrieval.k - 1)

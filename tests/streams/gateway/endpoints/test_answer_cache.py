@@ -137,6 +137,24 @@ async def test_answer_cache_streams_hit_as_events() -> None:
     assert "id: " not in second.text and second_events[-1] == "[DONE]"
 
 
+async def test_events_of_hit_have_usage_so_far() -> None:
+    """`continuous_usage_stats` has the same effect as in a generated answer."""
+    gateway = gateway_of()
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = cacheable_search(stream=True, stream_options=options)
+    async with gateway.client() as client:
+        await client.post("/v1/chat/completions", json=body)
+        await until(lambda: bool(gateway.pool.documents))
+        hit = await client.post("/v1/chat/completions", json=body)
+    *events, last, done = events_of(hit.text)
+    assert done == "[DONE]" and is_hit(last)
+    whole = last["usage"]["completion_tokens"]
+    assert [event["usage"]["completion_tokens"] for event in events] == [0, whole, whole]
+    assert {event["usage"]["prompt_tokens"] for event in [*events, last]} == {
+        last["usage"]["prompt_tokens"]
+    }
+
+
 async def test_openai_client_reads_cached_answer_whole_and_streamed() -> None:
     gateway = gateway_of(api_keys=("key",))
     async with serving(gateway) as url:

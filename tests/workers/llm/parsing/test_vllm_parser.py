@@ -167,6 +167,19 @@ def test_answer_may_have_reasoning_content_and_several_calls(model: ParsedModel)
     assert (no_reasoning.reasoning, len(no_reasoning.calls)) == ("", 2)
 
 
+def test_white_space_around_calls_is_no_content(model: ParsedModel) -> None:
+    """Clients take content before a call for the answer; without a call, or without tools, white
+    space stays."""
+    text = f"{REASONING_TEXT}</think>\n\n{CALLS['hermes']}\n{CALLS['hermes']}\n"
+    answer, _ = parsed(model, AUTO, text)
+    assert (answer.content, len(answer.calls)) == ("", 2)
+    answer, _ = parsed(model, AUTO, f"{REASONING_TEXT}</think>\n\n{CONTENT} \n {CALLS['hermes']}")
+    assert (answer.content, len(answer.calls)) == (f"\n\n{CONTENT} \n ", 1)
+    for parsing in (AUTO, Parsing()):
+        answer, _ = parsed(model, parsing, f"{REASONING_TEXT}</think>\n\n ")
+        assert answer.content == "\n\n "
+
+
 def test_cut_answer_ends_for_its_length(model: ParsedModel) -> None:
     parser = model.begin(AUTO)
     parser.feed(model.ids(f"</think>{CALLS['hermes'][:60]}"))
@@ -194,7 +207,9 @@ def test_tool_choice_becomes_form_of_answer(model: ParsedModel) -> None:
     form = Structured(kind=StructuredKind.JSON_SCHEMA, value='{"type":"object"}')
     with_form = Sampling(max_tokens=99, structured=form)
     assert model.begin(Parsing(), sampling=with_form).sampling.structured == form
-    assert model.begin(replace(AUTO, tool_choice="required")).sampling == required
+    for choice_text, sampling in (("required", required), (choice, for_name)):
+        forced = model.begin(replace(AUTO, tool_choice=choice_text), sampling=with_form)
+        assert forced.sampling.structured == sampling.structured, "it leaves no room for the form"
     either = model.begin(AUTO, sampling=with_form).sampling.structured
     assert either is not None and either.kind is StructuredKind.STRUCTURAL_TAG
     assert '"type": "or"' in either.value  # a call, or an answer in the form
