@@ -1,7 +1,7 @@
 """A stack with LoRA adapters: each call is answered by the adapter that it names, whoever dies."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +15,10 @@ from infra.cli.operate.adapters import rows_of
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from schemas.records import OutcomeKind, Usage, Work
-from schemas.settings import LogSettings, ModelSettings
+from schemas.settings import LogSettings
 from streams.log.clock import wall_ms
 from tests.e2e.audits import answer_alone, decoder
 from tests.e2e.harness import Answer, Client, sim_settings, stack
-from tests.e2e.test_pools import Load
 from tests.long_leases import BRIEF_LEASE_MS
 from tests.waits import PATIENCE_S, until
 from workers.models.random_adapters import make_adapter
@@ -132,40 +131,3 @@ async def test_conversation_may_change_its_adapter(kafka: LogSettings, tmp_path:
             with pytest.raises(openai.NotFoundError, match="'org/nobody'"):
                 await client.completions.create(model="org/nobody", prompt="a")
         await check(running, token_lists)
-
-
-@pytest.mark.slow
-async def test_no_answer_is_lost_or_of_another_adapter_while_processes_die(
-    kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
-) -> None:
-    """Two models, one of which has two adapters."""
-    settings = settings_of(await kafka_with(worker_partitions=8), tmp_path)
-    second_model = ModelSettings(path="sim", name="second")
-    settings = settings.with_models([settings.model, second_model])
-    names = (*NAMES, second_model.name)
-    async with AsyncExitStack() as opened:
-        running = await opened.enter_async_context(
-            stack(settings, tmp_path / "stack", lease_ms=BRIEF_LEASE_MS, prefill=1, decode=2)
-        )
-        url = running.gateway_urls[0]
-        loads = {name: Load(await opened.enter_async_context(Client(url, name))) for name in names}
-        loading = [asyncio.create_task(load.run()) for load in loads.values()]
-        for victim in ("decode-0", "prefill-0", "router-0", "decode-1", "decode-2", "decode-0"):
-            for load in loads.values():
-                await load.wait_for_more(12)
-            await running.kill(victim)
-            await running.wait_ready(victim)
-        for load in loads.values():
-            load.stopped.set()
-        await asyncio.gather(*loading)
-        assert all(answer.is_done for load in loads.values() for answer in load.answers)
-        token_lists = {name: [a.token_ids for a in load.answers] for name, load in loads.items()}
-        log_audit = await audit(running.settings.log)
-        assert log_audit.kinds() == {
-            OutcomeKind.COMPLETED.value: sum(map(len, token_lists.values()))
-        }
-        for name, lists in token_lists.items():
-            requests = [r for r in log_audit.requests.values() if (r.adapter or r.model) == name]
-            alone = running.settings.for_model(requests[0].model)
-            expected = await answer_alone(alone, requests)
-            assert sorted(answer.token_ids for answer in expected.values()) == sorted(lists)
