@@ -637,6 +637,8 @@ class EmbedCapability:
     embedder: str  # name and version of the embedding model
     dim: int  # values of a vector
     tokens_max: int  # of a text; the rest of it is not seen
+    # name of the model, if it is another than the deployment's first; empty: the first
+    pool: str = ""
 
 
 @frozen
@@ -663,6 +665,8 @@ class EmbedRequest:
     tenant: str = ""  # in whose turn they are embedded
     # of each text, by the embedder's own tokenizer; where there are some, there are no texts
     token_ids: Sequence[Sequence[int]] = ()
+    # name of the model, with or without its version; empty: the deployment's first
+    embedder: str = ""
 
 
 @frozen
@@ -1284,7 +1288,8 @@ class RetrievalRequest:
     wants_passages: bool = False  # whether the hits are to carry texts and tokens
     tenant: str = ""  # for whom; empty: for the operator, who may see everything
     embedded_ms: float = 0.0  # between reading it and handing it on at the embedding pool
-    # name and version of the embedding model that made the vector; empty: the asker brought it
+    # name and version of the embedding model that made the vector, or that is to make it; empty:
+    # the asker brought it, or the collection decides
     embedder: str = ""
     # documents of the collection of which the asker wants to know whether they changed
     quoted: Sequence[Quoted] = ()

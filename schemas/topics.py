@@ -401,6 +401,11 @@ def document_key(collection: str, document_id: str) -> str:
     return f"{collection}/{document_id}"
 
 
+def collection_of(key: str) -> str:
+    """Return the collection of a document by the key of its records."""
+    return key.partition("/")[0]
+
+
 def collection_key(collection: str, shard: int, shards: int) -> str:
     """Return the record key of a collection's shard; no document's key begins with a slash."""
     return f"/{shard}/{shards}/{collection}"

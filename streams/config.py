@@ -30,6 +30,9 @@ POLICY_ENTRIES = {
 }
 """The placement policies by name: the registry. `router.policy` and requests choose from it."""
 POLICIES = tuple(POLICY_ENTRIES)
+# Assumed until measured, and for slack: roughly a GPU's speed with a model of 8 billion parameters.
+ASSUMED_PREFILL_TOKENS_PER_S = 10_000
+ASSUMED_STEP_MS = 10.0  # of an answer's token
 ORCHESTRATIONS = ("auto", "prefill_first", "decode_first", "concurrent")
 
 
@@ -56,8 +59,8 @@ class RouterSettings:
     orchestration: Annotated[str, one_of(*ORCHESTRATIONS)] = "auto"
     reuse_tokens_min: Positive = 256  # auto: decode_first with this much more KV on decode
     prefix_blocks_max: Positive = 1_000_000  # indexed KV blocks; the oldest are evicted first
-    queue_requests_max: Positive = 10_000  # in the queue; above it the worst are shed
-    queue_tokens_max: Positive = 8_000_000  # prompt tokens in the queue; likewise
+    queue_requests_max: Positive = 10_000  # in a model's queue; above it the worst are shed
+    queue_tokens_max: Positive = 8_000_000  # prompt tokens in a model's queue; likewise
     # decode workers compute prompts after this time without a prefill worker
     local_after_ms: Positive = 3_000
     # a prefill worker decodes too after this time without a decode worker or replica; 0: never

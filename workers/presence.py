@@ -191,4 +191,5 @@ def load_of(engine_load: EngineLoad, requests: ActiveRequests, tokens_per_s: flo
         kv_bytes_received=engine_load.kv_bytes_received,
         requests_total=requests.requests_total,
         tokens_total=engine_load.tokens_total,
+        adapters=engine_load.adapters,
     )

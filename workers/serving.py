@@ -136,6 +136,7 @@ class Serving:
             seen_max=max(SEEN_MAX, 4 * held_max),
             gateway_partitions=self._settings.log.gateway_partitions,
             prefill_running_max=settings.prefill_running_max,
+            adapters=frozenset(self._engine.capability.adapters),
         )
 
     def _capacities(self, roles: Collection[Role]) -> dict[Role, int]:

@@ -33,6 +33,10 @@ def chat(
     probes: Annotated[
         bool, typer.Option("--probes", help="Search again while an answer is generated.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Name of a model or an adapter.", show_default="the first model"),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
     temperature: Annotated[
         float, typer.Option(help="Temperature; 0: always the likeliest token.")
@@ -65,12 +69,13 @@ def chat(
         with httpx.Client(base_url=base, headers=headers, timeout=None) as client:
             answer = client.get("/v1/models")
             check(answer)
-            model = answer.json()["data"][0]["id"] + (f"@{collection}" if collection else "")
+            name = model or answer.json()["data"][0]["id"]
+            called = name + (f"@{collection}" if collection else "")
             if message is None:
-                print(f"{model} at {base}; an empty line or Ctrl-D ends")
+                print(f"{called} at {base}; an empty line or Ctrl-D ends")
             for text in _inputs(message):
                 messages.append({"role": "user", "content": text})
-                body = {"model": model, "messages": messages, "stream": True, **options}
+                body = {"model": called, "messages": messages, "stream": True, **options}
                 turn = _turn(client, body, show=not as_json)
                 messages.append({"role": "assistant", "content": turn["text"]})
                 if as_json:

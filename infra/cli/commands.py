@@ -23,7 +23,11 @@ COMMANDS = {  # by help panel and name: a function or Typer below infra.cli, and
         "restart": ("operate.rolling:restart", "Restart its processes under load, one by one."),
         "status": ("operate.status:status", "Show all members, their load and their KV."),
         "scale": ("operate.scale:scale", "Show how many workers are wanted, and why."),
-        "pool": ("operate.pools:app", "Move workers between pools, without a restart."),
+        "pool": ("operate.pools:app", "Move workers between pools and models."),
+        "adapters": (
+            "operate.adapters:adapters",
+            "Show LoRA adapters, and which workers have them.",
+        ),
         "run": ("operate.single_process:run", "Run one process in the foreground."),
         "broker": ("log.broker:app", "Start and stop Trivium's own Kafka broker."),
     },

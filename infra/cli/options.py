@@ -5,7 +5,7 @@ The settings are imported when a command needs them: help does not.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,13 +45,20 @@ def in_panel(panel: str) -> Callable[..., Any]:
 
 
 def settings_from(
-    config: Path | None, bootstrap: str | None = None, **sections: dict[str, Any]
+    config: Path | None,
+    bootstrap: str | None = None,
+    *,
+    models: Sequence[str] = (),
+    **sections: dict[str, Any],
 ) -> "Settings":
-    """Return the settings of file, environment and flags; flags that are None change nothing."""
+    """Return the settings of file, environment and flags; flags that are None change nothing.
+
+    With `models`, there is one model for each of these paths.
+    """
     from infra.stack.configuration import load
 
     flags = {"log": {"bootstrap": bootstrap}, **sections}
-    return load(config, flags=flags)
+    return load(config, flags=flags, models=models)
 
 
 def names_broker(settings: "Settings") -> bool:

@@ -102,7 +102,9 @@ def settings_of(engine: str, topic_prefix: str) -> Settings:
         broker=replace(settings.broker, port=0),
         gateway=replace(settings.gateway, port=0),
         worker=replace(settings.worker, engine=engine),
-        model=replace(settings.model, path="", name=""),
+        model=replace(settings.model, path="", name="", adapters={}),
+        other_models=(),
+        model_workers=(),
     )
 
 

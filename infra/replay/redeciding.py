@@ -18,6 +18,7 @@ from schemas.sections import build
 from streams.agents.router import load_table
 from streams.config import RouterSettings
 from streams.core.fleet.workers import Fleet, Worker
+from streams.core.placement.estimates import Estimates
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.selection import View
@@ -40,7 +41,12 @@ class ShadowPlacer(Placer):
 
     def __init__(self, settings: RouterSettings, table: PpdTable | None, placer: Placer) -> None:
         super().__init__(settings, table)
-        self.prefixes, self.estimates = placer.prefixes, placer.estimates
+        self.prefixes = placer.prefixes
+        self._real_placer = placer
+
+    def open_estimates(self, model: str) -> Estimates:
+        """Return what the real placer has learned of the model's workers."""
+        return self._real_placer.open_estimates(model)
 
     def would_place(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
         """Return how it would run the request now, or None if it would let the request wait."""

@@ -14,16 +14,19 @@ the workers and on the log; a worker's capacity is the rate at which it answers 
 times are those that routers have learned, so nothing here depends on an engine. All pools are
 computed from the same rate: if one pool is too small, the others are not scaled to the rate that it
 lets through. If the rate grows, the policy uses the rate at the time at which a new worker would be
-ready.
+ready. Each model has its own pools; they share `workers_max` by what they want.
 
 Pure. `scaler.py` decides when a pool follows.
 """
 
-from dataclasses import dataclass
-from math import ceil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import ceil, floor
+from typing import Any
 
 from infra.scaling.ewma import MEMORY_MS
-from infra.scaling.fleet_meter import FleetMeasurement
+from infra.scaling.fleet_meter import FleetMeasurement, ModelMeasurement
 from infra.scaling.pools import PoolLoad
 from infra.scaling.queueing import BUSY_MAX, LATE, for_slots, waits_ms
 from infra.scaling.settings import ScalingSettings
@@ -34,25 +37,49 @@ SPLIT_GAIN = 1.15  # a worker moves if the fuller pool exceeds the best split by
 
 
 def wanted_pools(measured: FleetMeasurement, targets: ScalingSettings) -> list[WantedPool]:
-    """Return the wanted size of every pool, prefill and decode before retrieval.
+    """Return the wanted size of every pool: of each model prefill before decode, then retrieval.
 
     A kind of which no worker is ready is left out, since the deployment may not use it.
     """
+    groups = [_pools_of_model(model, targets) for model in measured.models]
+    shares = model_shares(groups, targets.workers_max)
+    capped = [_cap_workers(pools, share) for pools, share in zip(groups, shares, strict=True)]
+    retrieval_pools = [] if not measured.shards else [_retrieval(measured.shards, targets)]
+    return [*chain.from_iterable(capped), *retrieval_pools]
+
+
+def _pools_of_model(measured: ModelMeasurement, targets: ScalingSettings) -> list[WantedPool]:
     backlog, pools = measured.backlog, measured.pools
     ahead_s = (MEMORY_MS + targets.start_ms) / 1_000
     coming = backlog.requests_per_s + max(0.0, measured.growth_per_s2) * ahead_s
     rate = coming + catching_up_per_s(backlog, targets)
     if pools[Role.PREFILL].present or pools[Role.DECODE].present:
-        llm = [
+        return [
             _prefill(backlog, rate, pools[Role.PREFILL], targets),
             _answering(Role.DECODE, backlog, rate, pools[Role.DECODE], targets),
         ]
-    elif not pools[Role.REPLICA].present:
-        llm = []
-    else:
-        llm = [_answering(Role.REPLICA, backlog, rate, pools[Role.REPLICA], targets)]
-    retrieval_pools = [] if not measured.shards else [_retrieval(measured.shards, targets)]
-    return [*_cap_workers(llm, targets.workers_max), *retrieval_pools]
+    if not pools[Role.REPLICA].present:
+        return []
+    return [_answering(Role.REPLICA, backlog, rate, pools[Role.REPLICA], targets)]
+
+
+def model_shares(groups: Sequence[Sequence[WantedPool]], workers_max: int) -> list[int]:
+    """Return the most workers of each model, given the pools that it wants.
+
+    Each pool has one. If not all that is wanted beyond that is there, models share the rest in
+    proportion to what they want.
+    """
+    minimums = [len(pools) for pools in groups]
+    wishes = [sum(pool.workers for pool in pools) - len(pools) for pools in groups]
+    rest = max(0, workers_max - sum(minimums))
+    if len(groups) == 1 or sum(wishes) <= rest:
+        return [max(workers_max, count) for count in minimums]
+    exact_shares = [rest * count / sum(wishes) for count in wishes]
+    shares = [floor(share) for share in exact_shares]
+    by_remainder = sorted(range(len(groups)), key=lambda n: shares[n] - exact_shares[n])
+    for number in by_remainder[: rest - sum(shares)]:
+        shares[number] += 1
+    return [count + share for count, share in zip(minimums, shares, strict=True)]
 
 
 def catching_up_per_s(backlog: Backlog, targets: ScalingSettings) -> float:
@@ -77,7 +104,11 @@ def _prefill(backlog: Backlog, rate: float, pool: PoolLoad, targets: ScalingSett
         why += f", which alone is more than {targets.ttft_ms} ms"
     elif workers > for_work:
         why += "; their queue decides"
-    return WantedPool(role=Role.PREFILL, present=pool.present, workers=workers, work=work, why=why)
+    return _wanted_pool(Role.PREFILL, backlog, pool, workers=workers, work=work, why=why)
+
+
+def _wanted_pool(role: Role, backlog: Backlog, pool: PoolLoad, **values: Any) -> WantedPool:
+    return WantedPool(role=role, model=backlog.model, present=pool.present, **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +146,7 @@ def _answering(
     if targets.tpot_ms and backlog.step_ms + backlog.sharing_ms > targets.tpot_ms:
         why += f"; a lone token takes more than {targets.tpot_ms:g} ms"
     work = under_way / batch.answers
-    return WantedPool(role=role, present=pool.present, workers=workers, work=work, why=why)
+    return _wanted_pool(role, backlog, pool, workers=workers, work=work, why=why)
 
 
 def _retrieval(shards: tuple[PoolLoad, ...], targets: ScalingSettings) -> WantedPool:
@@ -158,17 +189,15 @@ def _split(prefill: WantedPool, decode: WantedPool, workers: int) -> tuple[int, 
 
 
 def _cap_workers(pools: list[WantedPool], workers_max: int) -> list[WantedPool]:
-    """Cap the workers of all pools together, but leave at least one to each."""
+    """Cap the workers of a model's pools together, but leave at least one to each."""
     workers_max = max(workers_max, len(pools))
     if sum(pool.workers for pool in pools) <= workers_max:
         return pools
     counts = (workers_max,) if len(pools) == 1 else _split(pools[0], pools[1], workers_max)
     return [
-        WantedPool(
-            role=pool.role,
-            present=pool.present,
+        replace(
+            pool,
             workers=count,
-            work=pool.work,
             why=f"{pool.why}; {pool.workers} wanted, but {workers_max} workers are the most",
         )
         for pool, count in zip(pools, counts, strict=True)

@@ -2,6 +2,22 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from schemas.records import Role
+
+LLM = (Role.PREFILL, Role.DECODE, Role.REPLICA)
+
+
+class PoolKey(NamedTuple):
+    """The workers of one role and model; retrieval workers have no model."""
+
+    role: Role
+    model: str = ""
+
+    @property
+    def is_llm(self) -> bool:
+        return self.role in LLM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

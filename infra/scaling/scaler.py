@@ -9,14 +9,15 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from infra.scaling.fleet_meter import LLM, FleetMeter
+from infra.scaling.fleet_meter import FleetMeter
 from infra.scaling.policy import wanted_pools
+from infra.scaling.pools import PoolKey
 from infra.scaling.settings import ScalingSettings
 from schemas.fleet import FleetView
-from schemas.records import Backlog, Role, WantedPool
+from schemas.records import Backlog, WantedPool
 
 _NEWEST = 0.5  # weight of the last start in the mean start time
-Counts = Mapping[Role, int]
+Counts = Mapping[PoolKey, int]
 
 
 class PoolHysteresis:
@@ -26,7 +27,7 @@ class PoolHysteresis:
         self._settings = settings
         self._history: deque[tuple[int, Counts]] = deque()
 
-    def settle(self, wanted_counts: Counts, present: Counts, now_ms: int) -> dict[Role, int]:
+    def settle(self, wanted_counts: Counts, present: Counts, now_ms: int) -> dict[PoolKey, int]:
         """Return the target size of each pool, from the counts that are wanted now and were
         before."""
         settings, history = self._settings, self._history
@@ -38,32 +39,37 @@ class PoolHysteresis:
         while len(history) > 1 and history[1][0] <= now_ms - memory_ms:
             history.popleft()
         return {
-            role: self._settle_role(role, present.get(role, 0), now_ms) for role in wanted_counts
+            pool: self._settle_pool(pool, present.get(pool, 0), now_ms) for pool in wanted_counts
         }
 
-    def _settle_role(self, role: Role, present: int, now_ms: int) -> int:
-        lowest = min(self._since(role, now_ms - self._settings.up_after_ms), default=present)
-        highest = max(self._since(role, now_ms - self._settings.down_after_ms), default=present)
+    def _settle_pool(self, pool: PoolKey, present: int, now_ms: int) -> int:
+        lowest = min(self._since(pool, now_ms - self._settings.up_after_ms), default=present)
+        highest = max(self._since(pool, now_ms - self._settings.down_after_ms), default=present)
         if lowest > present:
             return lowest
         return min(highest, present)
 
-    def _since(self, role: Role, from_ms: int) -> list[int]:
+    def _since(self, pool: PoolKey, from_ms: int) -> list[int]:
         """Return the counts wanted since a time; an empty list if the history is too short."""
         before = [counts for at_ms, counts in self._history if at_ms <= from_ms]
         after = [counts for at_ms, counts in self._history if at_ms > from_ms]
         window = [*before[-1:], *after]
-        if not before or not all(role in counts for counts in window):
+        if not before or not all(pool in counts for counts in window):
             return []
-        return [counts[role] for counts in window]
+        return [counts[pool] for counts in window]
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingPlan:
-    """The fleet's backlog, and the workers that each pool wants."""
+    """The fleet's backlogs by model, and the workers that each pool wants."""
 
-    backlog: Backlog
+    backlogs: list[Backlog]
     pools: list[WantedPool]
+
+    @property
+    def counts(self) -> dict[PoolKey, int]:
+        """Return the workers that each pool wants."""
+        return {PoolKey(pool.role, pool.model): pool.workers for pool in self.pools}
 
 
 class Scaler:
@@ -92,22 +98,21 @@ class Scaler:
         if measured is None:
             return None
         targets = replace(self._settings, start_ms=self.start_ms)
-        return ScalingPlan(measured.backlog, wanted_pools(measured, targets))
+        backlogs = [model.backlog for model in measured.models]
+        return ScalingPlan(backlogs, wanted_pools(measured, targets))
 
-    def settle(
-        self, plan: ScalingPlan, present: Mapping[Role, int], now_ms: int
-    ) -> dict[Role, int]:
+    def settle(self, plan: ScalingPlan, present: Counts, now_ms: int) -> dict[PoolKey, int]:
         """Return the target size of each pool in the plan.
 
         If the targets exceed `workers_max` together, pools release at once what they no longer
         want.
         """
-        now = {pool.role: pool.workers for pool in plan.pools}
-        targets = self._hysteresis.settle(now, present, now_ms)
-        excess = sum(targets.get(role, 0) for role in LLM) - self._settings.workers_max
-        for role in LLM:
-            surplus = min(excess, targets.get(role, 0) - now.get(role, 0))
+        targets = self._hysteresis.settle(plan.counts, present, now_ms)
+        llm = [pool for pool in targets if pool.is_llm]
+        excess = sum(targets[pool] for pool in llm) - self._settings.workers_max
+        for pool in llm:
+            surplus = min(excess, targets[pool] - plan.counts[pool])
             if surplus > 0:
-                targets[role] -= surplus
+                targets[pool] -= surplus
                 excess -= surplus
         return targets

@@ -1,21 +1,22 @@
 """The steps from the present workers to the target: which move, start or drain.
 
-A worker that one pool can spare and another wants moves: its engine stays up. Pure; the launcher
-carries the steps out.
+A worker that one pool can spare and another of the same model wants moves: its engine stays up. For
+another model it is drained, and loads that model in its place. Pure; the launcher carries the steps
+out.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.scaling.fleet_meter import LLM
+from infra.scaling.pools import LLM, PoolKey
 from schemas.records import Role
 
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Start one more worker in a role."""
+    """Start one more worker of a pool."""
 
-    role: Role
+    pool: PoolKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,35 @@ class MoveWorker:
     role: Role
 
 
-Step = StartWorker | DrainWorker | MoveWorker
+@dataclass(frozen=True, slots=True)
+class ReloadWorker:
+    """Drain a worker, and start it again in a pool of another model."""
+
+    worker_id: str
+    pool: PoolKey
 
 
-def steps(workers: Mapping[Role, Sequence[str]], targets: Mapping[Role, int]) -> list[Step]:
+Step = StartWorker | DrainWorker | MoveWorker | ReloadWorker
+
+
+def steps(workers: Mapping[PoolKey, Sequence[str]], targets: Mapping[PoolKey, int]) -> list[Step]:
     """Return the steps to the targets; `workers` lists the most dispensable workers last."""
-    pools = [(role, workers.get(role, ()), targets[role]) for role in LLM if role in targets]
-    spare = [name for _, worker_ids, target in pools for name in worker_ids[target:]]
-    lacking = [role for role, worker_ids, target in pools for _ in range(target - len(worker_ids))]
-    moves = [MoveWorker(spare.pop(), role) if spare else StartWorker(role) for role in lacking]
-    return [*moves, *map(DrainWorker, spare)]
+    moves: list[Step] = []
+    spare, lacking = list[str](), list[PoolKey]()
+    models = dict.fromkeys(pool.model for pool in targets if pool.is_llm)
+    for model in models:
+        pools = [
+            (pool, workers.get(pool, ()), targets[pool])
+            for pool in (PoolKey(role, model) for role in LLM)
+            if pool in targets
+        ]
+        spare_here = [name for _, names, target in pools for name in names[target:]]
+        for pool, names, target in pools:
+            for _ in range(target - len(names)):
+                if spare_here:
+                    moves.append(MoveWorker(spare_here.pop(), pool.role))
+                else:
+                    lacking.append(pool)
+        spare += spare_here
+    reloads = [ReloadWorker(spare.pop(), pool) if spare else StartWorker(pool) for pool in lacking]
+    return [*moves, *reloads, *map(DrainWorker, spare)]

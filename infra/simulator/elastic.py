@@ -8,11 +8,12 @@ include workers that start and those that drain.
 
 from collections.abc import Iterable
 
+from infra.scaling.pools import PoolKey
 from infra.scaling.scaler import Scaler
 from infra.scaling.settings import ScalingSettings
-from infra.scaling.steps import DrainWorker, MoveWorker, StartWorker, Step, steps
+from infra.scaling.steps import DrainWorker, MoveWorker, ReloadWorker, StartWorker, Step, steps
 from infra.simulator.cluster import Checker, Cluster
-from infra.simulator.members.worker import SimWorker
+from infra.simulator.members.worker import MODEL, SimWorker
 from schemas.fleet import FleetView
 from schemas.records import Heartbeat, Registration, Role
 from schemas.settings import LogSettings
@@ -64,19 +65,19 @@ class Elastic:
         clock = self._cluster.clock
         clock.after(LOOK_MS, self._look)
         now_ms = int(clock.now_ms)
-        workers: dict[Role, list[str]] = {}
+        workers: dict[PoolKey, list[str]] = {}
         for worker in sorted(self._serving, key=lambda worker: -len(worker.process.requests)):
-            workers.setdefault(worker.roles[0], []).append(worker.worker_id)
+            workers.setdefault(PoolKey(worker.roles[0], MODEL), []).append(worker.worker_id)
+        starting = {PoolKey(role, MODEL): count for role, count in self._starting.items()}
         present = {
-            role: len(workers.get(role, ())) + self._starting.get(role, 0)
-            for role in (*workers, *self._starting)
+            pool: len(workers.get(pool, ())) + starting.get(pool, 0)
+            for pool in (*workers, *starting)
         }
         look = self._scaler.plan(self._fleet.view, now_ms)
         if look is not None:
             targets = self._scaler.settle(look, present, now_ms)
             coming = {
-                role: [*[""] * self._starting.get(role, 0), *workers.get(role, ())]
-                for role in targets
+                pool: [*[""] * starting.get(pool, 0), *workers.get(pool, ())] for pool in targets
             }  # a worker that starts is not drained
             for step in steps(coming, targets):
                 self._carry_out(step)
@@ -91,12 +92,14 @@ class Elastic:
 
     def _carry_out(self, step: Step) -> None:
         match step:
-            case StartWorker(role):
-                self._begin(role, self._start_ms)
+            case StartWorker(pool):
+                self._begin(pool.role, self._start_ms)
             case DrainWorker(name):
                 self._drain(name, None)
             case MoveWorker(name, role):
                 self._drain(name, role)
+            case ReloadWorker():
+                raise AssertionError("a simulated cluster has one model")
 
     def _begin(self, role: Role, after_ms: float) -> None:
         self._starting[role] = self._starting.get(role, 0) + 1

@@ -17,12 +17,12 @@ class Announcer:
 
     def __init__(self, producer: LogProducer, written_by: str) -> None:
         self._producer, self._written_by = producer, written_by
-        self._last_counts: list[tuple[str, int]] = []
+        self._last_counts: list[tuple[str, str, int]] = []
         self._last_ms = 0
 
     async def announce(self, pools: Sequence[WantedPool], now_ms: int) -> None:
         """Write the counts if they changed, or were not written for `SCALING_TARGET_MS`."""
-        counts = [(pool.role.value, pool.workers) for pool in pools]
+        counts = [(pool.model, pool.role.value, pool.workers) for pool in pools]
         if not pools or (
             counts == self._last_counts and now_ms - self._last_ms < SCALING_TARGET_MS
         ):

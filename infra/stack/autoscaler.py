@@ -11,9 +11,9 @@ from collections.abc import Coroutine
 from time import monotonic
 from typing import Any
 
-from infra.scaling.fleet_meter import LLM
+from infra.scaling.pools import LLM, PoolKey
 from infra.scaling.scaler import Scaler, ScalingPlan
-from infra.scaling.steps import DrainWorker, MoveWorker, StartWorker, steps
+from infra.scaling.steps import DrainWorker, MoveWorker, ReloadWorker, StartWorker, steps
 from infra.stack.announcer import Announcer
 from infra.stack.launcher import Stack
 from infra.stack.reassignment import move_worker
@@ -30,6 +30,7 @@ log = logging.getLogger("trivium.scaling")
 LOOK_S = 1.0
 MOVE_S = 60.0
 _CLIENT = "trivium-scaling"
+_RETRIEVAL = PoolKey(Role.RETRIEVAL)
 _LLM_NAMES = {role.value: role for role in LLM}
 
 
@@ -44,7 +45,7 @@ class Autoscaler:
             _check("copies_max", scaling.copies_max, "retrieval", log_settings)
         self._stack = stack
         self._scaler = Scaler(settings.scaling)
-        self._moving: dict[str, Role] = {}
+        self._moving: dict[str, PoolKey] = {}  # by worker, the pool that it will be in
         self._started_s: dict[str, float] = {}  # by worker, of the workers that are still starting
         self._under_way: dict[str, asyncio.Task[None]] = {}  # by worker, or pool
 
@@ -92,31 +93,39 @@ class Autoscaler:
     def _follow(self, look: ScalingPlan, producer: LogProducer) -> None:
         self._time_starts()
         workers = self._workers()
-        present = {role: len(names) for role, names in workers.items()}
-        present[Role.RETRIEVAL] = self._stack.plan.retrieval
+        present = {pool: len(names) for pool, names in workers.items()}
+        present[_RETRIEVAL] = self._stack.plan.retrieval
         targets = self._scaler.settle(look, present, wall_ms())
-        for step in steps(workers, targets):
+        served = {pool: count for pool, count in targets.items() if pool in present}
+        for step in steps(workers, served):
             match step:
-                case StartWorker(role):
-                    name = self._stack.add_worker(role)
+                case StartWorker(pool):
+                    name = self._stack.add_worker(pool.role, pool.model)
                     self._started_s[name] = monotonic()  # not changed when the wall clock is set
                     log.info("%s is started", name)
                 case DrainWorker(name):
                     self._begin(name, self._stack.drain_worker(name), "is drained")
                 case MoveWorker(name, role) if name not in self._under_way:
-                    self._moving[name] = role
+                    self._moving[name] = PoolKey(role, self._model_of(name))
                     self._begin(name, self._move(name, role, producer), f"becomes {role}")
-        copies = targets.get(Role.RETRIEVAL, present[Role.RETRIEVAL])
-        if copies != present[Role.RETRIEVAL]:
+                case ReloadWorker(name, pool) if name not in self._under_way:
+                    self._moving[name] = pool
+                    self._begin(name, self._reload(name, pool), f"loads {pool.model}")
+        copies = targets.get(_RETRIEVAL, present[_RETRIEVAL])
+        if copies != present[_RETRIEVAL]:
             self._begin("retrieval", self._stack.scale(retrieval=copies), f"gets {copies} workers")
 
-    def _workers(self) -> dict[Role, list[str]]:
-        """Return workers by the one role that they have or will have; idle workers come last.
+    def _workers(self) -> dict[PoolKey, list[str]]:
+        """Return workers by the one pool that they are or will be in; idle workers come last.
 
         Workers that are starting count. Workers that are leaving do not.
         """
         members = self._stack.fleet.view.members if self._stack.fleet else {}
-        by_role: dict[Role, list[tuple[int, int, str]]] = {role: [] for role in LLM}
+        by_pool: dict[PoolKey, list[tuple[int, int, str]]] = {
+            PoolKey(role, model.served_name): []
+            for model in self._stack.settings.models
+            for role in LLM
+        }
         for number, (name, kind) in enumerate(self._stack.plan.names().items()):
             process, role = self._stack.processes.get(name), _LLM_NAMES.get(name.rpartition("-")[0])
             if kind is not MemberKind.WORKER or role is None or process is None or process.stopping:
@@ -127,14 +136,24 @@ class Autoscaler:
                     continue  # a user gave it several roles
                 role = next(iter(member.registration.roles), role)
                 running = member.load.running + member.load.waiting
-            by_role[self._moving.get(name, role)].append((-running, number, name))
-        return {role: [name for *_, name in sorted(rows)] for role, rows in by_role.items()}
+            pool = self._moving.get(name, PoolKey(role, self._model_of(name)))
+            by_pool[pool].append((-running, number, name))
+        return {pool: [name for *_, name in sorted(rows)] for pool, rows in by_pool.items()}
+
+    def _model_of(self, name: str) -> str:
+        return self._stack.plan.models.get(name, self._stack.settings.model.served_name)
 
     async def _move(self, name: str, role: Role, producer: LogProducer) -> None:
         fleet, settings = self._stack.fleet, self._stack.settings.log
         assert fleet is not None, "who has looked has a fleet"
         try:
             await move_worker(fleet, producer, settings, name, [role], timeout_s=MOVE_S)
+        finally:
+            del self._moving[name]
+
+    async def _reload(self, name: str, pool: PoolKey) -> None:
+        try:
+            await self._stack.load_model(name, pool.model, role=pool.role)
         finally:
             del self._moving[name]
 

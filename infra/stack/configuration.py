@@ -8,13 +8,15 @@ are checked here and stay as written: a worker builds the section of its engine.
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from infra.broker.section import BrokerSettings
 from infra.scaling.settings import ScalingSettings
+from infra.stack.models import tables
+from infra.stack.models.tables import ModelWorkers
 from schemas.errors import ConfigError
 from schemas.sections import ENV_PREFIX, build, read_toml, secrets_of
 from schemas.settings import LogSettings, ModelSettings
@@ -39,7 +41,9 @@ class Settings:
 
     log: LogSettings = field(default_factory=LogSettings)
     broker: BrokerSettings = field(default_factory=BrokerSettings)
-    model: ModelSettings = field(default_factory=ModelSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)  # of calls that name none
+    other_models: tuple[ModelSettings, ...] = ()
+    model_workers: tuple[ModelWorkers, ...] = ()  # by model, as in `models`; empty: nothing is set
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     router: RouterSettings = field(default_factory=RouterSettings)
     bridge: BridgeSettings = field(default_factory=BridgeSettings)
@@ -49,21 +53,70 @@ class Settings:
     scaling: ScalingSettings = field(default_factory=ScalingSettings)
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    @property
+    def models(self) -> tuple[ModelSettings, ...]:
+        """Return all models of the deployment; calls that name none get the first."""
+        return (self.model, *self.other_models)
 
-_SECTIONS = {name: kind for name, kind in get_type_hints(Settings).items() if name != "engines"}
+    def with_models(self, models: Sequence[ModelSettings]) -> "Settings":
+        """Return the settings with these models instead, in the same order."""
+        return dataclasses.replace(self, model=models[0], other_models=tuple(models[1:]))
+
+    def for_model(self, name: str) -> "Settings":
+        """Return the settings for the workers of one model: it alone, and its engine's settings.
+
+        Without a name it is the first model. Raises ConfigError for a name that no model has.
+        """
+        number = 0
+        if name:
+            names = [tables.name_of(model, self.worker.engine) for model in self.models]
+            if name not in names:
+                raise ConfigError(f"model: expected one of {', '.join(names)}, found {name!r}")
+            number = names.index(name)
+        return dataclasses.replace(
+            self,
+            model=self.models[number],
+            other_models=(),
+            model_workers=(),
+            engines=tables.engines_of(self.engines, self._workers[number]),
+        )
+
+    def worker_counts(self, flags: Mapping[str, int | None]) -> dict[str, dict[str, int]]:
+        """Return the workers of each model by role, by its name; flags apply to every model."""
+        return {
+            model.served_name: tables.worker_counts(workers, flags)
+            for model, workers in zip(self.models, self._workers, strict=True)
+        }
+
+    @property
+    def _workers(self) -> tuple[ModelWorkers, ...]:
+        return self.model_workers or (ModelWorkers(),) * len(self.models)
+
+
+_NO_SECTIONS = ("engines", "other_models", "model_workers")
+_SECTIONS = {
+    name: kind for name, kind in get_type_hints(Settings).items() if name not in _NO_SECTIONS
+}
 
 
 def load(
     file: Path | None = None,
     *,
     flags: Flags | None = None,
+    models: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Return the settings. Raises ConfigError that names what is unknown or wrong."""
+    """Return the settings. Raises ConfigError that names what is unknown or wrong.
+
+    With `models`, there is one model for each of these paths; the other fields of [model] are the
+    same for all.
+    """
     environ = os.environ if environ is None else environ
     sections = read_toml(_file(file, environ))
     names = (*_SECTIONS, *ENGINE_SECTIONS)
     for name, content in sections.items():
+        if name == tables.SECTION:
+            continue
         if name not in names:
             raise ConfigError(f"[{name}]: unknown section; expected one of {', '.join(names)}")
         if not isinstance(content, dict):
@@ -74,10 +127,58 @@ def load(
         name: build(name, kind, sections.get(name, {}), environ=environ, flags=flags.get(name))
         for name, kind in _SECTIONS.items()
     }
-    for name, kind in ENGINE_SECTIONS.items():
-        build(name, kind, sections.get(name, {}), environ=environ)
     engines = {name: sections[name] for name in ENGINE_SECTIONS if name in sections}
-    return Settings(**built, engines=engines)
+    settings = Settings(**built, engines=engines)
+    _check_engines(settings, environ)
+    if tables.SECTION in sections:
+        _check_one_source(sections, environ, [*models, *_values(flags.get("model"))])
+        settings = _with_tables(settings, sections[tables.SECTION], environ)
+    elif models:
+        settings = settings.with_models(
+            [dataclasses.replace(settings.model, path=path) for path in models]
+        )
+    settings = settings.with_models(tables.with_names(settings.models, settings.worker.engine))
+    tables.check_names(settings.models)
+    return settings
+
+
+def _with_tables(settings: Settings, content: object, environ: Mapping[str, str]) -> Settings:
+    """Return the settings with the models of [[models]], whose engines' settings are checked."""
+    models, workers = tables.read_tables(content)
+    settings = settings.with_models(models)
+    for number, its_workers in enumerate(workers, 1):
+        engines = tables.engines_of(settings.engines, its_workers)
+        try:
+            _check_engines(dataclasses.replace(settings, engines=engines), environ)
+        except ConfigError as error:
+            raise ConfigError(f"[[models]], table {number}: {error.message}") from None
+    if all(its_workers == ModelWorkers() for its_workers in workers):
+        return settings
+    return dataclasses.replace(settings, model_workers=tuple(workers))
+
+
+def _check_engines(settings: Settings, environ: Mapping[str, str]) -> None:
+    for name, kind in ENGINE_SECTIONS.items():
+        build(name, kind, settings.engines.get(name, {}), environ=environ)
+
+
+def _check_one_source(
+    sections: Mapping[str, Any], environ: Mapping[str, str], flags: Sequence[str]
+) -> None:
+    """Raise ConfigError if something beside [[models]] says which model is served."""
+    prefix = f"{ENV_PREFIX}MODEL_"
+    also = ["[model]"] if "model" in sections else []
+    also += [variable for variable in environ if variable.startswith(prefix)]
+    also += ["--model or --revision"] if flags else []
+    if also:
+        raise ConfigError(
+            f"{also[0]}: expected with one model, and the settings file has [[models]]; set it in "
+            "those tables, or remove them"
+        )
+
+
+def _values(flags: Mapping[str, Any] | None) -> list[Any]:
+    return [value for value in (flags or {}).values() if value is not None]
 
 
 def dump(settings: Settings) -> str:
@@ -89,9 +190,16 @@ def dump(settings: Settings) -> str:
         plain = dataclasses.asdict(section).items()
         sections[name] = {key: value for key, value in plain if key not in secrets}
     sections.update({name: dict(content) for name, content in settings.engines.items()})
+    contents = [(f"[{name}]", content) for name, content in sections.items() if name != "model"]
+    if len(settings.models) == 1 and not settings.model_workers:
+        contents.append(("[model]", sections["model"]))
+    else:
+        models = map(dataclasses.asdict, settings.models)
+        its_tables = tables.write_tables(list(models), settings.model_workers)
+        contents += [(f"[[{tables.SECTION}]]", content) for content in its_tables]
     lines: list[str] = []
-    for name, content in sections.items():
-        lines.append(f"[{name}]")
+    for head, content in contents:
+        lines.append(head)
         lines += [f"{key} = {_toml(value)}" for key, value in content.items() if value is not None]
         lines.append("")
     return "\n".join(lines)

@@ -30,9 +30,11 @@ async def generate_answers(
     prompts: Sequence[tuple[Sequence[int], Sampling]],
     *,
     at_once: int,
+    adapter: str = "",
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[LoneAnswer]:
-    """Generate answers to these prompts, `at_once` at a time; call `on_answer` after each.
+    """Generate answers to these prompts, `at_once` at a time, with the LoRA adapter if there is
+    one; call `on_answer` after each.
 
     Raises EngineFailed if the engine reports an error.
     """
@@ -42,7 +44,7 @@ async def generate_answers(
     while True:
         for (prompt, sampling), answer in itertools.islice(coming, at_once - len(running)):
             running[name := f"alone-{next(_NUMBERS)}"] = answer
-            engine.add(_job(name, prompt, sampling))
+            engine.add(_job(name, prompt, sampling, adapter))
         if not running:
             return results
         for output in await engine.outputs():
@@ -56,11 +58,12 @@ async def generate_answers(
                 on_answer()
 
 
-def _job(name: str, prompt_tokens: Sequence[int], sampling: Sampling) -> Job:
+def _job(name: str, prompt_tokens: Sequence[int], sampling: Sampling, adapter: str) -> Job:
     return Job(
         request_id=name,
         phase=WorkPhase.DECODE,
         prompt_tokens=prompt_tokens,
         sampling=sampling,
         deadline_ms=wall_ms() + _DEADLINE_MS,
+        adapter=adapter,
     )

@@ -31,7 +31,7 @@ def fork_servers(plan: StackPlan, settings: Settings, folder: Path) -> dict[str,
     present, engine = {name.partition("-")[0] for name in plan.names()}, settings.worker.engine
     engines = present & set(WORKER_ROLES)
     small = {which: modules for which, modules in _SMALL.items() if which in present}
-    parses = bool(engines) and known_parsers(settings.model) != NO_PARSERS
+    parses = bool(engines) and any(known_parsers(m) != NO_PARSERS for m in settings.models)
     if engine == "sim" and not parses:
         small |= dict.fromkeys(engines, _SIMULATED)
     modules = dict.fromkeys(name for group in small.values() for name in group)

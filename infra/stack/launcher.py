@@ -7,6 +7,7 @@ lock allows one stack per state folder, for as long as the stack runs.
 
 import asyncio
 import dataclasses
+import logging
 import signal
 import socket
 import time
@@ -23,11 +24,21 @@ from infra.stack import configuration
 from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.forking import fork_servers
-from infra.stack.plan import StackPlan, assign_seats, check_policies, process_specs, with_roles
+from infra.stack.models.orders import LoadModel, take_orders
+from infra.stack.models.tables import check_names, with_names
+from infra.stack.plan import (
+    StackPlan,
+    assign_seats,
+    check_policies,
+    process_specs,
+    with_model,
+    with_roles,
+)
 from infra.stack.readiness import is_served
 from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState
-from schemas.errors import ConfigError, NotReady
+from schemas.errors import ConfigError, NotReady, TriviumError
 from schemas.fleet import FleetView
+from schemas.model.adapters import resolve_adapters
 from schemas.records import MemberKind, MemberState, Role
 from schemas.state_folder import home
 from streams.gateway.http.listener import listen
@@ -38,6 +49,7 @@ from streams.log.registry import make_codec
 from streams.log.retry import retry_until
 from workers.models.folder import resolve_model
 
+log = logging.getLogger("trivium.stack")
 READY_TIMEOUT_S = 240.0
 _USUAL_S = {"vllm": 25.0, "sim": 8.0}  # seconds by engine, on two otherwise idle cores
 _POLL_S = 0.1
@@ -48,9 +60,9 @@ class Stack:
     """Broker and processes of one plan. Start and stop it from the main thread's event loop."""
 
     def __init__(self, settings: Settings, plan: StackPlan, *, folder: Path | None = None) -> None:
-        check_policies(plan, settings)
-        self.settings = settings
-        self.plan = plan
+        self.settings = settings.with_models(with_names(settings.models, settings.worker.engine))
+        self.plan = _with_all_models(plan, self.settings)
+        check_policies(self.plan, self.settings)
         self.folder = (folder or home()).absolute()
         self.ready = False
         self.waits_for = ""  # what delays the start of all processes, or of some
@@ -62,6 +74,8 @@ class Stack:
         self._tasks: list[asyncio.Task[None]] = []
         self._files = StackFiles(self.folder)
         self._seats: dict[str, int] = {}  # of workers, among those that share the cores
+        self._reloading: dict[str, int] = {}  # by worker, the process that makes room for a model
+        self._orders: dict[str, asyncio.Task[None]] = {}  # by worker, the last one
         # Of gateways: while one restarts, connections wait in its socket.
         self._listeners: dict[str, socket.socket] = {}
 
@@ -121,9 +135,11 @@ class Stack:
         """Start everything as `start` does, but do not wait until the processes are ready."""
         self._began_s = time.monotonic()
         self._files.lock()
+        for _order in take_orders(self.folder):
+            pass  # of a stack that has ended
         self._listen()  # at once: a port that is taken is reported before anything starts
         self._spawn(self._write_state())
-        await self._resolve_model()  # its parsers decide what fork servers import
+        await self._resolve_models()  # their parsers decide what fork servers import
         self._start_forks()  # before the broker: their imports take longest
         end_s = time.monotonic() + timeout_s
         await self._start_broker()
@@ -177,24 +193,27 @@ class Stack:
 
         await retry_until(ask, report, end_s - time.monotonic())
 
-    async def scale(self, *, timeout_s: float = READY_TIMEOUT_S, **counts: int) -> None:
+    async def scale(
+        self, *, model: str = "", timeout_s: float = READY_TIMEOUT_S, **counts: int
+    ) -> None:
         """Change counts of the plan: drain the last workers of a pool, or start more.
 
         `await stack.scale(prefill=3, decode=1)` returns when old ones are gone and new ones ready.
+        Where there are several models, the counts are those of one, by default the first.
         """
-        target = self._with(counts).names()
+        model = model or self.settings.model.served_name
+        target = self.plan.with_counts(model, counts).names()
         self._stop_listening(but=target)
         await self._supervisor.remove([name for name in self.plan.names() if name not in target])
-        self.plan = self._with(counts)  # other calls may have changed the plan meanwhile
+        # Other calls may have changed the plan meanwhile.
+        self.plan = self.plan.with_counts(model, counts)
         if started := self._start_missing():
             await self.wait_ready(*started, timeout_s=timeout_s)
 
-    def _with(self, counts: dict[str, int]) -> StackPlan:
-        return dataclasses.replace(self.plan, **counts)  # type: ignore[arg-type]  # by name
-
-    def add_worker(self, role: Role) -> str:
-        """Start one more language model worker and return its name, without waiting for it."""
-        self.plan, name = self.plan.with_worker(role.value)
+    def add_worker(self, role: Role, model: str = "") -> str:
+        """Start one more worker of a model and return its name, without waiting for it."""
+        its_model = model if self.settings.other_models else ""
+        self.plan, name = self.plan.with_worker(role.value, its_model)
         self._start_missing()
         return name
 
@@ -202,6 +221,40 @@ class Stack:
         """Drain a worker and remove it from the plan; returns when its process is gone."""
         await self._supervisor.remove([name])
         self.plan = self.plan.without(name)
+
+    async def load_model(
+        self,
+        worker: str,
+        model: str,
+        *,
+        role: Role | None = None,
+        timeout_s: float = READY_TIMEOUT_S,
+    ) -> None:
+        """Drain a worker and start it with another model, which it keeps; returns when it is ready.
+
+        Raises ConfigError for a worker or a model that is not of this stack, NotReady after
+        `timeout_s`.
+        """
+        self.settings.for_model(model)
+        process = self.processes.get(worker)
+        if worker not in self.plan.models or process is None or process.stopping:
+            workers = ", ".join(self.plan.models) or "none, because there is one model"
+            raise ConfigError(f"worker: expected one of {workers}, found {worker!r}")
+        self.plan = self.plan.with_model(worker, model)
+        process.spec = with_roles(with_model(process.spec, model), [role] if role else [])
+        pid = process.pid
+        if self._reloading.get(worker) != pid:  # a second signal would end it at once
+            self._reloading[worker] = pid
+            process.kill(signal.SIGTERM)
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while pid and process.pid == pid:
+                    process.changed.clear()
+                    await process.changed.wait()
+        except TimeoutError:
+            raise NotReady(f"{worker} still drains after {timeout_s:g} s") from None
+        await self.wait_ready(worker, timeout_s=timeout_s - (time.monotonic() - began_s))
 
     @property
     def _config(self) -> Path:
@@ -276,7 +329,7 @@ class Stack:
                 closing.callback(self._broker.stop)
             if self._fleet is not None:
                 closing.push_async_callback(self._fleet.stop)
-            await cancel_and_wait(*self._tasks)
+            await cancel_and_wait(*self._tasks, *self._orders.values())
         self._tasks.clear()
 
     def state_of(self, name: str) -> str:
@@ -302,6 +355,8 @@ class Stack:
         """Keep the present roles of moved workers, for when they are restarted."""
         for name, process in self.processes.items():
             member = view.members.get(name)
+            if self._reloading.get(name) == process.pid:
+                continue  # it leaves, and its next process may have another role
             if member is not None and member.registration.pid == process.pid:
                 process.spec = with_roles(process.spec, member.registration.roles)
 
@@ -315,6 +370,7 @@ class Stack:
                 ProcessRow(
                     name=name,
                     kind=kind.value,
+                    model=self.plan.models.get(name, ""),
                     pid=process.pid if process else 0,
                     state=self.state_of(name),
                     restarts=process.restarts if process else 0,
@@ -347,15 +403,18 @@ class Stack:
         self.settings = dataclasses.replace(self.settings, log=log)
         self._spawn(self._broker.keep())
 
-    async def _resolve_model(self) -> None:
-        """Resolve the model once, so that all processes use one folder and one served name."""
+    async def _resolve_models(self) -> None:
+        """Resolve each model once, so that all processes use one folder and one served name."""
+        engine, resolved = self.settings.worker.engine, list(self.settings.models)
+        for number, model in enumerate(resolved):
+            lead = f"model {model.served_name}: " if len(resolved) > 1 else ""
 
-        def report(what: str) -> None:
-            self.waits_for = what
+            def report(what: str, lead: str = lead) -> None:
+                self.waits_for = lead + what
 
-        model_settings, engine = self.settings.model, self.settings.worker.engine
-        model = await asyncio.to_thread(resolve_model, model_settings, engine, report=report)
-        self.settings = dataclasses.replace(self.settings, model=model)
+            resolved[number] = await asyncio.to_thread(resolve_model, model, engine, report=report)
+        check_names(resolved)
+        self.settings = self.settings.with_models([resolve_adapters(model) for model in resolved])
         self.waits_for = ""
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -369,6 +428,24 @@ class Stack:
                 gateways=self.gateway_urls,
                 processes=self.rows(),
                 waits_for=self.waits_for,
+                models=[model.served_name for model in self.settings.models],
             )
             self._files.write(state)
             await asyncio.sleep(_WRITE_S)
+            for order in take_orders(self.folder):
+                if order.worker in self._orders:
+                    self._orders[order.worker].cancel()  # it only waits
+                self._orders[order.worker] = asyncio.create_task(self._follow_order(order))
+
+    async def _follow_order(self, order: LoadModel) -> None:
+        try:
+            await self.load_model(order.worker, order.model)
+        except TriviumError as error:
+            log.warning("%s: %s", order.worker, error.message)
+
+
+def _with_all_models(plan: StackPlan, settings: Settings) -> StackPlan:
+    """Return the plan; where it names no models and there are several, each gets its counts."""
+    if plan.models or not settings.other_models:
+        return plan
+    return plan.for_models({model.served_name: plan.counts() for model in settings.models})

@@ -8,9 +8,10 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from infra.processes.fork_server import ForkServer
 from infra.processes.supervisor import ProcessSpec
@@ -38,6 +39,7 @@ class StackPlan:
     retrieval: Natural = 0  # workers, assigned to the shards in turn
     shards: Positive = 1
     embedding: Natural = 0
+    embedders: tuple[str, ...] = ()  # pools of other embedding models, one entry for each worker
     routers: Natural = 1
     gateways: Natural = 1
     bridges: Natural = 0
@@ -45,6 +47,7 @@ class StackPlan:
     away: tuple[str, ...] = ()  # drained workers, whose numbers are below the counts
     places: Positive = 1  # simulated nodes, to which workers are assigned by their numbers
     seats: Natural = 0  # engines that share the cores; 0: as many as there are
+    models: Mapping[str, str] = field(default_factory=dict)  # by worker; empty: there is one model
 
     def __post_init__(self) -> None:
         if 0 < self.retrieval < self.shards:
@@ -53,11 +56,38 @@ class StackPlan:
                 f"workers at most, found {self.shards}"
             )
 
+    def for_models(self, counts: Mapping[str, Mapping[str, int]]) -> "StackPlan":
+        """Return the plan with these counts by model and role; the numbers of names go on over the
+        models."""
+        for its_counts in counts.values():
+            only: dict[str, Any] = dict(its_counts)
+            plan = replace(self, **only)  # it checks them
+        if len(counts) == 1:
+            return plan
+        totals: dict[str, Any] = dict.fromkeys(WORKER_ROLES, 0)
+        models: dict[str, str] = {}
+        for model, its_counts in counts.items():
+            for role in WORKER_ROLES:
+                for _ in range(its_counts.get(role, 0)):
+                    models[f"{role}-{totals[role]}"] = model
+                    totals[role] += 1
+        return replace(self, **totals, models=models)
+
+    def counts(self, model: str = "") -> dict[str, int]:
+        """Return the workers of a model, or of all, by role."""
+        roles = [
+            name.rpartition("-")[0]
+            for name in self.engine_names()
+            if not model or self.models.get(name) == model
+        ]
+        return {role: roles.count(role) for role in WORKER_ROLES}
+
     @property
     def serves(self) -> bool:
-        """Return whether the plan has all that a gateway needs to accept calls."""
-        pools = self.replica or (self.prefill and self.decode)
-        return bool(self.gateways and self.routers and pools)
+        """Return whether the plan has all that a gateway needs to accept calls of some model."""
+        pools = [self.counts(model) for model in {*self.models.values()} or {""}]
+        can_answer = any(p["replica"] or (p["prefill"] and p["decode"]) for p in pools)
+        return bool(self.gateways and self.routers and can_answer)
 
     def gateway_names(self) -> list[str]:
         """Return the ids of gateways that accept calls; bridges are gateways without an address."""
@@ -71,6 +101,7 @@ class StackPlan:
                 kinds[f"{role}-{number}"] = MemberKind.WORKER
         kinds.update({f"retrieval-{n}": MemberKind.WORKER for n in range(self.retrieval)})
         kinds.update({f"embedding-{n}": MemberKind.WORKER for n in range(self.embedding)})
+        kinds.update({f"embedder-{n}": MemberKind.WORKER for n in range(len(self.embedders))})
         kinds.update({f"gateway-{n}": MemberKind.GATEWAY for n in range(self.gateways)})
         kinds.update({f"bridge-{n}": MemberKind.GATEWAY for n in range(self.bridges)})
         return {name: kind for name, kind in kinds.items() if name not in self.away}
@@ -79,13 +110,37 @@ class StackPlan:
         """Return the workers with a language model, which share the cores."""
         return [name for name in self.names() if name.partition("-")[0] in WORKER_ROLES]
 
-    def with_worker(self, role: str) -> tuple["StackPlan", str]:
-        """Add a prefill, decode or replica worker; return the plan and the worker's name."""
+    def with_worker(self, role: str, model: str = "") -> tuple["StackPlan", str]:
+        """Add a prefill, decode or replica worker of a model; return the plan and the worker's
+        name."""
         numbers = (f"{role}-{number}" for number in itertools.count())
         name = next(name for name in numbers if name not in self.names())
+        plan = self.with_model(name, model) if model else self
         if name in self.away:
-            return replace(self, away=tuple(worker for worker in self.away if worker != name)), name
-        return replace(self, **{role: getattr(self, role) + 1}), name
+            return replace(plan, away=tuple(worker for worker in self.away if worker != name)), name
+        return replace(plan, **{role: getattr(self, role) + 1}), name
+
+    def with_model(self, worker: str, model: str) -> "StackPlan":
+        """Return the plan with this worker for this model."""
+        return replace(self, models={**self.models, worker: model})
+
+    def with_counts(self, model: str, counts: Mapping[str, Any]) -> "StackPlan":
+        """Return the plan with other counts, by field; those of LLM workers are of this model."""
+        plan = self
+        for name, count in counts.items():
+            if not self.models or name not in WORKER_ROLES:
+                plan = replace(plan, **{name: count})
+                continue
+            workers = [
+                worker
+                for worker in plan.engine_names()
+                if worker.rpartition("-")[0] == name and plan.models.get(worker) == model
+            ]
+            for worker in workers[count:]:
+                plan = plan.without(worker)
+            for _ in range(count - len(workers)):
+                plan, _name = plan.with_worker(name, model)
+        return plan
 
     def without(self, worker: str) -> "StackPlan":
         """Return the plan without this worker, whichever number it has."""
@@ -93,19 +148,32 @@ class StackPlan:
 
 
 def check_policies(plan: StackPlan, settings: Settings) -> None:
-    """Raise ConfigError for a policy or an orchestration that no worker of the plan can meet."""
+    """Raise ConfigError for a policy or an orchestration that no worker of the plan can meet, of
+    any model."""
+    if not plan.models:
+        return _check_policies(plan.counts(), settings)
+    for model in settings.models:
+        try:
+            counts = plan.counts(model.served_name)
+            _check_policies(counts, settings.for_model(model.served_name))
+        except ConfigError as error:
+            raise ConfigError(f"model {model.served_name}: {error.message}") from None
+
+
+def _check_policies(counts: Mapping[str, int], settings: Settings) -> None:
     wish, engine = settings.router.orchestration, settings.worker.engine
-    if settings.router.policy == "pairs" and not (plan.prefill and plan.decode) and plan.replica:
+    prefill, decode, replica = (counts[role] for role in WORKER_ROLES)
+    if settings.router.policy == "pairs" and not (prefill and decode) and replica:
         raise ConfigError(
             "router.policy: pairs needs prefill and decode workers, and one of these pools is "
             "empty; start some with --prefill and --decode, or choose another policy"
         )
-    if settings.router.policy == "replica" and not plan.replica and plan.prefill + plan.decode:
+    if settings.router.policy == "replica" and not replica and prefill + decode:
         raise ConfigError(
             "router.policy: replica needs replicas, and there are none; start some with --replica, "
             "or choose another policy"
         )
-    if wish == "auto" or not (plan.prefill and plan.decode) or engine not in ENGINE_SECTIONS:
+    if wish == "auto" or not (prefill and decode) or engine not in ENGINE_SECTIONS:
         return
     can = build(engine, ENGINE_SECTIONS[engine], settings.engines.get(engine, {})).orchestrations
     if can and wish not in can:
@@ -147,8 +215,13 @@ def process_specs(
             flags += ["--shard", f"{int(number) % plan.shards}/{plan.shards}"]
         elif which in ("embedding", "bridge"):
             kind_name = which
+        elif which == "embedder":
+            kind_name = "embedding"
+            flags += ["--model", plan.embedders[int(number)]]
         elif kind is MemberKind.WORKER:
             flags += ["--role", which]
+            if model := plan.models.get(name):
+                flags += ["--model", model]
             if engine == "vllm":
                 env |= _vllm_env(shares[seats[name]])
         if plan.places > 1 and kind is MemberKind.WORKER:
@@ -209,10 +282,20 @@ def assign_seats(workers: Iterable[str], used_seats: Mapping[str, int]) -> dict[
 
 def with_roles(spec: ProcessSpec, roles: Iterable[str]) -> ProcessSpec:
     """Return the spec of a worker with other roles; without roles, return it unchanged."""
-    command, role_list = list(spec.command), ",".join(roles)
-    if "--role" not in command or not role_list:
+    return _with_option(spec, "--role", ",".join(roles))
+
+
+def with_model(spec: ProcessSpec, model: str) -> ProcessSpec:
+    """Return the spec of a worker with another model."""
+    return _with_option(spec, "--model", model)
+
+
+def _with_option(spec: ProcessSpec, option: str, value: str) -> ProcessSpec:
+    """Return the spec with another value of an option, if it has the option."""
+    command = list(spec.command)
+    if option not in command or not value:
         return spec
-    command[command.index("--role") + 1] = role_list
+    command[command.index(option) + 1] = value
     return replace(spec, command=tuple(command))
 
 

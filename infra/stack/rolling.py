@@ -1,7 +1,8 @@
 """Restarts processes of a running stack, one after the other, by its state file alone.
 
 Each process gets SIGTERM, finishes its work, and is restarted by its supervisor. The next one
-follows when all are ready. The module does not depend on what the processes do.
+follows when all are ready. The module does not depend on what the processes do. A worker that gets
+another model is restarted by its launcher, which takes the order from a file.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from infra.stack.models.orders import LoadModel, write_order
 from infra.stack.statefile import ProcessRow, read_state
 from schemas.errors import ConfigError, NotReady
 from schemas.state_folder import home
@@ -38,6 +40,37 @@ async def restart(
         os.kill(pid, signal.SIGTERM)
         await _all_ready(folder, process_timeout_s, but=pid)
         on_restart(name, loop.time() - began_s)
+
+
+async def load_model(
+    worker: str, model: str, *, folder: Path | None, process_timeout_s: float
+) -> str:
+    """Have a worker drain and load another model; return its former one when it is ready again.
+
+    Raises ConfigError for an unknown worker or model, NotReady if it is not ready in time.
+    """
+    row = _rows(folder).get(worker)
+    state = read_state(folder)
+    models = state.models if state is not None else []
+    if row is None or not row.model:
+        workers = [row.name for row in _rows(folder).values() if row.model]
+        expected = ", ".join(workers) or "none, because there is one model"
+        raise ConfigError(f"worker: expected one of {expected}, found {worker!r}")
+    if model not in models:
+        raise ConfigError(f"--model: expected one of {', '.join(models)}, found {model!r}")
+    if model == row.model:
+        raise ConfigError(f"--model: {worker} serves {model} already")
+    write_order(folder or home(), LoadModel(worker=worker, model=model))
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + process_timeout_s
+    while True:
+        now = _rows(folder).get(worker)
+        if now is not None and (now.model, now.state) == (model, "ready") and now.pid != row.pid:
+            return row.model
+        if loop.time() > end_s:
+            where = now.state if now is not None else "gone"
+            raise NotReady(f"{worker} is {where} after {process_timeout_s:g} s; its log says why")
+        await asyncio.sleep(_LOOK_S)
 
 
 async def _all_ready(

@@ -34,6 +34,7 @@ class ProcessRow:
     restarts: int
     url: str
     log_file: str
+    model: str = ""  # of a worker, if there are several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class StackState:
     gateways: list[str]
     processes: list[ProcessRow]
     waits_for: str = ""  # what delays the start
+    models: list[str] = field(default_factory=list)  # names in the API
 
 
 def read_state(folder: Path | None = None) -> StackState | None:

@@ -61,11 +61,11 @@ class PlainLines:
     def ready(self) -> None:
         """Print the addresses and the model of the ready stack."""
         self.show()
-        model = self._stack.settings.model
-        self._say(
-            f"model: {escape(model.served_name)}; tool parser: {model.tool_parser}, reasoning "
-            f"parser: {model.reasoning_parser}"
-        )
+        for model in self._stack.settings.models:
+            self._say(
+                f"model: {escape(model.served_name)}; tool parser: {model.tool_parser}, reasoning "
+                f"parser: {model.reasoning_parser}"
+            )
         for url in self._stack.gateway_urls:
             self._say(f"ready: {url}/v1 (OpenAI API), {url}/docs")
         self._say(f"Kafka at {self._stack.bootstrap}; logs in {self._stack.folder / 'logs'}")
@@ -96,7 +96,8 @@ class PlainLines:
         self._say(f"waiting: {escape(self._held_up)}{usual}")
 
     def _changed(self, row: "ProcessRow") -> None:
-        self._say(f"{row.name}: {row.state}" + (f", pid {row.pid}" * bool(row.pid)))
+        pid, model = f", pid {row.pid}" * bool(row.pid), f", model {escape(row.model)}"
+        self._say(f"{row.name}: {row.state}{pid}{model * bool(row.model)}")
 
     def _say(self, text: str) -> None:
         self._console.print(f"[dim]{self._after_s():6.1f} s[/dim]  {text}", soft_wrap=True)
@@ -120,6 +121,7 @@ class JsonLines(PlainLines):
             model=model.served_name,
             tool_parser=model.tool_parser,
             reasoning_parser=model.reasoning_parser,
+            models=[model.served_name for model in stack.settings.models],
         )
 
     def stopping(self) -> None:
@@ -161,10 +163,13 @@ class LiveTable(PlainLines):
 
     def _picture(self) -> RenderableType:
         rows = self._stack.rows()
-        table = Table("process", "pid", "state", "restarts", "address", "log", box=None)
+        models = ["model"] * any(row.model for row in rows)
+        heads = ("pid", "state", "restarts", "address", "log")
+        table = Table("process", *models, *heads, box=None)
         for row in rows:
             table.add_row(
                 row.name,
+                *[Text(row.model)] * len(models),
                 str(row.pid or ""),
                 Text(row.state, style=COLOURS.get(row.state, "")),
                 str(row.restarts or ""),

@@ -24,7 +24,7 @@ from streams.bridge.progress import WINDOW, WINDOW_BYTES, CommitNote, OffsetTrac
 from streams.bridge.prompt_reader import PromptReader
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.submitter import Submitter
-from streams.bridge.turns.slots import Slots
+from streams.bridge.turns.slots import ModelSlots
 from streams.calls.stream.hub import Hub
 from streams.log.cancellation import cancel_and_wait
 from streams.log.transactions import CommittedOffset, FullPlace, Transactions, committed_offsets
@@ -44,7 +44,7 @@ class ProcessorContext:
     bridge_id: str
     group_id: str
     submitter: Submitter
-    slots: Slots
+    slots: ModelSlots
     may_ask: asyncio.Event  # clear during a rebalance, when other bridges may own the partitions
     fail: Callable[[BaseException], None]
     epoch: int  # of the membership in the fleet
@@ -272,7 +272,10 @@ class PartitionProcessor:
             self._finish(prompt)
             return
         shared = self._shared
-        slots = shared.submitter.vector_slots if prompt.wants_vectors else shared.slots
+        submitter = shared.submitter
+        slots = submitter.vector_slots
+        if not prompt.wants_vectors:
+            slots = shared.slots.of(submitter.model_of(prompt).model)
         owner = shared.submitter.lines.owner(prompt.record)
         await slots.acquire(owner)
         try:

@@ -6,7 +6,7 @@ After every fault of the log it joins both again, and reads its state from the l
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from schemas.codec import Codec
@@ -25,9 +25,9 @@ from streams.bridge.pending_prompt import PairIO
 from streams.bridge.prompts import PromptParser
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.submitter import Submitter
-from streams.bridge.turns.slots import Slots, limit
+from streams.bridge.turns.slots import ModelSlots, limit
 from streams.calls.config import GatewaySettings
-from streams.calls.process import CallProcess, load_model
+from streams.calls.process import CallProcess, load_models
 from streams.log.admin import bytes_max_of, create_extra_topics
 from streams.log.cancellation import cancel_and_wait, run_within
 from streams.log.faust.app import run_app
@@ -58,18 +58,23 @@ class Bridge:
     ) -> None:
         self.log, self.settings, self.codec = log, settings, codec
         self.process, self.bridge_id = process, bridge_id
-        self.slots = Slots(self._limit)
+        self.slots = ModelSlots(process.calls.models.models, self._limit)
         self.submitter = Submitter(process, lambda: objects.table, log.topic_prefix)
         self.pair_ios: Mapping[str, PairIO] = {}  # by topic of prompts
 
-    def _limit(self) -> int:
+    def _limit(self, model: str, used_by_others: int) -> int:
         member, settings = self.process.member, self.settings
         members = member.living(MemberKind.GATEWAY)
+        workers = (
+            worker
+            for worker in member.living(MemberKind.WORKER)
+            if (capability := worker.registration.capability) and capability.model == model
+        )
         return limit(
-            member.living(MemberKind.WORKER),
+            workers,
             sum(not gateway.registration.url for gateway in members),
             share=settings.share,
-            in_flight_max=settings.in_flight_max,
+            in_flight_max=max(0, settings.in_flight_max - used_by_others),
         )
 
     async def prepare(self) -> None:
@@ -87,12 +92,12 @@ class Bridge:
 
         limits = TopicLimits(ask, await ask())
         calls = self.process.calls
-        served = calls.served.name
+        default = calls.models.default.card.name
         priority_max = calls.settings.priority_max
         self.pair_ios = {
             pair.prompts: PairIO(
                 pair,
-                PromptParser(pair, served, self.codec, schemas, priority_max=priority_max),
+                PromptParser(pair, default, self.codec, schemas, priority_max=priority_max),
                 AnswerBuilder(
                     pair,
                     self.codec,
@@ -189,21 +194,22 @@ async def run_bridge(
     log: LogSettings,
     settings: BridgeSettings,
     gateway: GatewaySettings,
-    model: ModelSettings,
+    models: Sequence[ModelSettings],
     *,
     bridge_id: str,
     stop: asyncio.Event,
     codec: Codec,
+    embedders: Collection[str] = (),
 ) -> None:
     """Answer prompts until `stop`, and rejoin after faults of the log; raise permanent errors.
 
     `gateway` has the limits of requests, as for calls over HTTP.
     """
-    served = await load_model(model)
+    served = await load_models(models, gateway.tokenizers_max)
     process = CallProcess.build(
         *(log, codec, gateway, served),
-        models=frozenset({model.served_name, model.path}),
         process_id=bridge_id,
+        embedders=embedders,
     )
     objects = ObjectLog.build(log, codec, gateway, process.sender, bridge_id)
     bridge = Bridge(log, settings, process, objects, codec, bridge_id)

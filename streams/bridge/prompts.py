@@ -68,18 +68,18 @@ class PromptParser:
     def __init__(
         self,
         pair: TopicPair,
-        served: str,
+        default: str,
         codec: Codec,
         schemas: WriterSchemas,
         *,
         priority_max: str = Priority.INTERACTIVE,
     ) -> None:
-        """Create one; `served` is the deployment's model, `priority_max` the most urgent priority
-        of any caller. Pairs may share `schemas`.
+        """Create one; `default` is the model of prompts that name none, `priority_max` the most
+        urgent priority of any caller. Pairs may share `schemas`.
         """
         bounds = (Priority(name) for name in (pair.priority_max, priority_max))
         self._priorities = BY_URGENCY[max(map(BY_URGENCY.index, bounds)) :]
-        self._pair, self._served, self._codec, self._schemas = pair, served, codec, schemas
+        self._pair, self._default, self._codec, self._schemas = pair, default, codec, schemas
         self._template = Template(pair.template) if pair.template else None
         self._tools: list[Any] | None = orjson.loads(pair.tools) if pair.tools else None
         schema = orjson.loads(pair.schema) if pair.schema else None
@@ -134,7 +134,7 @@ class PromptParser:
             names = " and ".join(questions) or "none"
             raise InvalidRequest(f"expected one of {', '.join(_QUESTIONS)}, found {names}")
         body = _own_body(fields) if "body" in fields else self._body(fields)
-        body.setdefault("model", self._pair.model or self._served)
+        body.setdefault("model", self._pair.model or self._default)
         priority = self._capped(_priority(fields, body) or Priority(self._pair.priority))
         if fields.get("endpoint") != EMBEDDINGS:
             body.pop("priority", None)  # the question has the capped priority

@@ -39,6 +39,7 @@ from streams.calls.ids import RESPONSE_PREFIX, Conversation, derive_ids
 from streams.calls.process import CallProcess
 from streams.calls.request.body import ChatBody, CompletionBody
 from streams.calls.request.intake import CallIntake, take_in_body
+from streams.calls.request.served import ModelCard
 from streams.calls.requests import CallOptions, Inquiry, requests_of
 from streams.calls.stream.answers import call_error
 from streams.calls.stream.chunks import whole_answer
@@ -88,7 +89,7 @@ class Submitter:
         key = StreamKey(
             parent_id=request_id,
             session_id=question.session_id or self._ids(prompt.record, 1)[1],
-            model=calls.served.name,
+            model=self.model_of(prompt).name,
             endpoint=Endpoint.CHAT if is_chat else Endpoint.COMPLETION,
             partition=partition,
             offset=offset,
@@ -107,6 +108,12 @@ class Submitter:
         call.add(request_id, 0)
         calls.hold(call, in_hub=partition not in read_apart)
         return call
+
+    def model_of(self, prompt: PendingPrompt) -> ModelCard:
+        """Return the model or adapter that a prompt names. If it is unknown, the default is
+        returned, and `outcome` will have the error."""
+        body = prompt.question and prompt.question.body
+        return self.calls.models.find_or_default(body.model if body else None)
 
     def _ids(self, record: PromptRecord, tries: int) -> tuple[str, str]:
         place = f"{self._cluster}\0{record.topic}\0{record.partition}\0{record.offset}\0{tries}"
@@ -174,11 +181,11 @@ class Submitter:
         pauses, until_ms = Backoff(), prompt.asked_ms + question.deadline_ms
         while True:
             try:
-                owner, served = self.lines.owner(prompt.record), calls.served
+                owner, models = self.lines.owner(prompt.record), calls.models
                 if question.response is not None:
-                    intake = await question.response.take_in(served, calls.settings, owner)
+                    intake = await question.response.take_in(models, calls.settings, owner)
                 else:
-                    intake = await take_in_body(question.body, served, calls.settings, owner)
+                    intake = await take_in_body(question.body, models, calls.settings, owner)
                 break
             except TooManyRequests:  # the process is checking others; this does not count as a try
                 if wall_ms() >= until_ms:

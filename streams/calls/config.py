@@ -47,6 +47,7 @@ class GatewaySettings:
     header_bytes_max: Positive = 32 << 10  # of a request line and all headers
     headers_max: Positive = 128
     prompt_tokens_max: Natural = 0  # 0: the model's limit
+    tokenizers_max: Positive = 4  # tokenizers kept beside the first model's; others are loaded anew
     in_flight_max: Positive = 2_048  # choices in flight at once
     event_key: str = secret("")  # signs event ids; empty: the state folder's (event_key.py)
     choices_max: Positive = 16  # answers of one call: n times the number of prompts

@@ -9,6 +9,7 @@ import orjson
 from pydantic import Field
 
 from schemas.errors import InvalidRequest, UnknownModel
+from schemas.rules.embedders import public_name
 from schemas.rules.sizes import TEXTS_MAX
 from streams.calls.errors import shorten
 from streams.calls.log.pool import RetrievalPool
@@ -186,16 +187,11 @@ async def embed(
     pool: RetrievalPool, model: str | None, texts: Texts, deadline_ms: int, tenant: str
 ) -> EmbeddedTexts:
     """Embed texts by the model of this name; raises UnknownModel, and the errors of the pool."""
-    result = await pool.embed(texts, deadline_ms=deadline_ms, tenant=tenant)
+    result = await pool.embed(texts, deadline_ms=deadline_ms, tenant=tenant, embedder=model or "")
     name = public_name(result.embedder)
     if model not in (None, "", result.embedder, name):
         raise UnknownModel(f"model: expected {name!r}, found {str(model)[:80]!r}")
     return result
-
-
-def public_name(embedder: str) -> str:
-    """Return the name of an embedding model that callers use: the one without a version."""
-    return embedder.partition("@")[0]
 
 
 def _encode_vector(vector: Any, encoding: str | None) -> Any:

@@ -29,7 +29,7 @@ from schemas.records import (
 from streams.calls.config import GatewaySettings
 from streams.calls.log.sender import ToRouter
 from streams.calls.metrics import Metrics
-from streams.calls.request.intake import ServedModel
+from streams.calls.request.served import ModelCard, ServedModels
 from streams.calls.stream.hub import Call, Hub, failure_of
 from streams.log.clients import Headers
 from streams.log.clock import wall_ms
@@ -45,19 +45,23 @@ ADMIT_S = 0.05  # between two checks whether the log is back
 class CallFleet(Protocol):
     """The fleet as a process sees it that sends calls (`log/member.py`)."""
 
-    def reply_position(self) -> tuple[int, int]:
+    def reply_position(self, model: str = "", adapter: str = "") -> tuple[int, int]:
         """Return the partition and offset at which the tokens of a request sent now will begin.
 
-        Raises BrokerUnavailable or NotReady if no request can be accepted.
+        Raises BrokerUnavailable, or NotReady if no worker is ready that serves the model with the
+        adapter; without a model, if none is ready for any model.
         """
 
     def problems(self) -> list[str]:
-        """Return the reasons why calls cannot be answered; empty if they can."""
+        """Return the reasons why no call can be answered; empty if some can."""
+
+    def unserved(self) -> list[str]:
+        """Return a reason for each model whose calls cannot be answered, if others' can."""
 
     def living(self, kind: MemberKind) -> list[Member]:
         """Return the members of one kind that are alive; none while the log is away."""
 
-    def servers(self) -> list[Registration]:
+    def servers(self, model: str) -> list[Registration]:
         """Return the routers, and the workers that serve the model, including silent ones that may
         be back."""
 
@@ -144,7 +148,7 @@ class CallsInFlight:
     def __init__(
         self,
         settings: GatewaySettings,
-        served: ServedModel,
+        models: ServedModels,
         hub: Hub,
         metrics: Metrics,
         *,
@@ -154,7 +158,7 @@ class CallsInFlight:
         started_ms: int,
     ) -> None:
         """Set up the calls of a process; routers know it by `process_id` and `started_ms`."""
-        self.settings, self.served = settings, served
+        self.settings, self.models = settings, models
         self.hub, self.fleet, self.log = hub, fleet, log
         self.process_id, self.started_ms = process_id, started_ms
         self.resumed: set[Call] = set()  # accepted by any gateway; their streams are resumed here
@@ -181,8 +185,13 @@ class CallsInFlight:
         """Return the reasons for which /health/ready answers 503."""
         return ["shutting down"] if self.draining else self.fleet.problems()
 
-    async def admit(self, tenant: str, choices: int = 1) -> None:
-        """Wait until one more call can be sent, for at most `gateway.wait_ms`.
+    def unserved(self) -> list[str]:
+        """Return a reason for each model whose calls cannot be answered, if others' can."""
+        return self.fleet.unserved()
+
+    async def admit(self, tenant: str, choices: int = 1, card: ModelCard | None = None) -> None:
+        """Wait until one more call can be sent, to any model or to that of a card, for at most
+        `gateway.wait_ms`.
 
         Raises NotReady if the gateway drains, and TooManyRequests at the limit, both at once.
         Raises BrokerUnavailable or NotReady after the wait if the log or the workers are still
@@ -193,17 +202,20 @@ class CallsInFlight:
         until_s = loop.time() + self.settings.wait_ms / 1000
         while True:
             try:
-                return self._check_admission(tenant, choices)
+                return self._check_admission(tenant, choices, card)
             except (BrokerUnavailable, NotReady):
                 if self.draining or loop.time() >= until_s:
                     raise
             await asyncio.sleep(ADMIT_S)
 
-    def _check_admission(self, tenant: str, choices: int) -> None:
+    def _check_admission(self, tenant: str, choices: int, card: ModelCard | None) -> None:
         if self.draining:
             raise NotReady("this gateway is shutting down; try again")
         self._share.check(tenant, "answers", choices)
-        self.fleet.reply_position()
+        if card is None:
+            self.fleet.reply_position()
+        else:
+            self.fleet.reply_position(card.model, card.adapter)
 
     def admit_resume(self, parent_id: str, tenant: str) -> None:
         """Raise TooManyRequests if one more resume exceeds the limit of this request, or that of

@@ -1,13 +1,20 @@
 """The gateway's Prometheus metrics, in their own registry.
 
 Histograms of token times are plain lists of counts, because they are updated for every token.
-Labels are few and bounded: outcomes are the error codes of `schemas/errors.py`.
+Labels are few and bounded: outcomes are the error codes of `schemas/errors.py`, models are those of
+the settings. What is counted by model is counted once for each answer, not for each token.
 """
 
+from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from schemas.fleet import FleetView
@@ -61,9 +68,9 @@ class Metrics(Collector):
             ("outcome",),
             registry=self.registry,
         )
-        self._ttft = _Histogram(
-            "trivium_gateway_first_token_seconds", "From arrival to the first token.", _TTFT_S
-        )
+        self._ttft: dict[str, Buckets] = {}  # by model
+        self._answers: Tally[tuple[str, str]] = Tally()  # by model and outcome
+        self._answer_tokens: Tally[str] = Tally()  # by model
         self._inter_token = _Histogram(
             "trivium_gateway_inter_token_seconds",
             "Between tokens of one stream; tokens that arrive together share their time.",
@@ -84,8 +91,33 @@ class Metrics(Collector):
                 yield from _pools(target)
             living = view.living(MemberKind.WORKER, now_ms)
             yield from retrieval_metrics.families(tuple(living))
-        yield self._ttft.family()
+        yield from self._by_model()
         yield self._inter_token.family()
+
+    def _by_model(self) -> Iterator[Metric]:
+        ttft = HistogramMetricFamily(
+            "trivium_gateway_first_token_seconds",
+            "From arrival to the first token.",
+            labels=("model",),
+        )
+        for model, buckets in self._ttft.items():
+            counts = cumulative_counts(buckets.bounds, buckets.counts)
+            ttft.add_metric([model], buckets=counts, sum_value=buckets.sum)
+        answers = CounterMetricFamily(
+            "trivium_gateway_answers",
+            "Answers that have ended, by model or adapter, and outcome.",
+            labels=("model", "outcome"),
+        )
+        for labels, count in self._answers.items():
+            answers.add_metric(labels, count)
+        tokens = CounterMetricFamily(
+            "trivium_gateway_answer_tokens",
+            "Tokens of answers that have ended, by model or adapter.",
+            labels=("model",),
+        )
+        for model, count in self._answer_tokens.items():
+            tokens.add_metric([model], count)
+        yield from (ttft, answers, tokens)
 
     def count_outcome(self, endpoint: str, outcome: str) -> None:
         """Count a call by its endpoint and outcome."""
@@ -114,9 +146,16 @@ class Metrics(Collector):
         if foreign_rows:
             self._foreign_rows.inc(foreign_rows)
 
-    def first_token(self, seconds: float) -> None:
+    def first_token(self, model: str, seconds: float) -> None:
         """Record the seconds from a call's arrival to its first token."""
-        self._ttft.add(seconds)
+        if (ttft := self._ttft.get(model)) is None:
+            ttft = self._ttft[model] = Buckets(_TTFT_S)
+        ttft.add(seconds)
+
+    def answer(self, model: str, outcome: str, tokens: int) -> None:
+        """Count an answer that has ended, and its tokens."""
+        self._answers[model, outcome] += 1
+        self._answer_tokens[model] += tokens
 
     def repeated_rows(self, rows: int) -> None:
         """Count rows that brought nothing new to a stream."""
@@ -138,12 +177,12 @@ class Metrics(Collector):
 def _pools(target: Wanted) -> Iterator[Metric]:
     """Yield the target and present workers by pool, as the autoscaler last wrote them."""
     target_workers = GaugeMetricFamily(
-        "trivium_workers_wanted", "That a pool wants.", labels=("pool",)
+        "trivium_workers_wanted", "That a pool wants.", labels=("pool", "model")
     )
     present_workers = GaugeMetricFamily(
-        "trivium_workers_present", "That a pool has.", labels=("pool",)
+        "trivium_workers_present", "That a pool has.", labels=("pool", "model")
     )
     for pool in target.pools:
-        target_workers.add_metric([pool.role.value], pool.workers)
-        present_workers.add_metric([pool.role.value], pool.present)
+        target_workers.add_metric([pool.role.value, pool.model], pool.workers)
+        present_workers.add_metric([pool.role.value, pool.model], pool.present)
     yield from (target_workers, present_workers)

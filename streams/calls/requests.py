@@ -7,6 +7,7 @@ that, the client has to retry. The options of a call are from its body, its head
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from schemas.errors import InvalidRequest
@@ -73,12 +74,13 @@ class Inquiry:
 async def accept(calls: CallsInFlight, caller: Caller, inquiry: Inquiry) -> Call:
     """Send the call's requests, and wait until the broker has acknowledged them all."""
     intake = inquiry.intake
-    await calls.admit(caller.tenant, choices := len(intake.prompts) * intake.n)
-    partition, offset = calls.fleet.reply_position()
+    card = intake.card
+    await calls.admit(caller.tenant, choices := len(intake.prompts) * intake.n, card)
+    partition, offset = calls.fleet.reply_position(card.model, card.adapter)
     key = StreamKey(
         parent_id=caller.call_id,
         session_id=inquiry.conversation.session_id,
-        model=calls.served.name,
+        model=card.name,
         endpoint=intake.endpoint,
         partition=partition,
         offset=offset,
@@ -121,10 +123,11 @@ def requests_of(
 
     Raises InvalidRequest for a placement that this deployment does not support.
     """
-    intake, options = inquiry.intake, inquiry.options
+    intake, options, card = inquiry.intake, inquiry.options, inquiry.intake.card
     has_probe = intake.search is not None and intake.search.probe is not None
     if options.policy or options.orchestration or has_probe:
-        check_wishes(calls.fleet.servers, intake, options.policy, options.orchestration)
+        servers = partial(calls.fleet.servers, card.model)
+        check_wishes(servers, intake, options.policy, options.orchestration)
     first = Request(
         request_id=key.parent_id,
         parent_id=key.parent_id,
@@ -133,7 +136,8 @@ def requests_of(
         endpoint=key.endpoint,
         priority=options.priority,
         tenant=key.tenant,
-        model=key.model,
+        model=card.model,
+        adapter=card.adapter,
         prompt_tokens=pack_tokens(intake.prompts[0]),
         sampling=intake.samplings[0],
         arrived_ms=arrived_ms,
@@ -147,7 +151,7 @@ def requests_of(
         gateway_started_ms=calls.started_ms,
         keeps_running=options.keeps_running,
         retrieval=_retrieval(calls, intake, arrived_ms),
-        cache_scope=_cache_scope(calls.settings, key.tenant, intake.body.cache_salt),
+        cache_scope=_cache_scope(calls.settings, key.tenant, card.adapter, intake.body.cache_salt),
         parsing=intake.parsing,
     )
     if key.choices == 1:
@@ -168,17 +172,21 @@ def requests_of(
     return requests
 
 
-def _cache_scope(settings: GatewaySettings, tenant: str, salt: str | None) -> str:
-    """Return the scope in which prompts may share KV blocks. Names of tenants have no slash."""
-    tenant = "" if settings.shared_cache else tenant
-    return f"{tenant}/{salt}" if salt else tenant
+def _cache_scope(settings: GatewaySettings, tenant: str, adapter: str, salt: str | None) -> str:
+    """Return the scope in which prompts may share KV blocks: none share those of an adapter with
+    others. Names of tenants have neither slash nor plus; those of adapters may, so their length
+    precedes them."""
+    scope = "" if settings.shared_cache else tenant
+    if adapter:
+        scope = f"{scope}+{len(adapter)}:{adapter}"
+    return f"{scope}/{salt}" if salt else scope
 
 
 def _retrieval(calls: CallsInFlight, intake: CallIntake, arrived_ms: int) -> Retrieval | None:
     """Return the search that precedes the answer, or None."""
     if intake.search is None:
         return None
-    limit, sampling = calls.served.max_model_len, intake.samplings[0]
+    limit, sampling = intake.card.max_model_len, intake.samplings[0]
     return intake.search.record(calls.settings, sampling, limit, arrived_ms)
 
 

@@ -37,8 +37,9 @@ from streams.core.events import (
     Tick,
     UsageLoaded,
 )
+from streams.core.fleet.readers import ReaderWatch
 from streams.core.fleet.role_lending import RoleLending
-from streams.core.fleet.workers import DECODERS, Life, ReaderWatch
+from streams.core.fleet.workers import DECODERS, Life
 from streams.core.handlers import observations
 from streams.core.handlers.attempts import Attempts
 from streams.core.handlers.dispatch import Dispatcher
@@ -86,14 +87,16 @@ class Router:
 
     def _connect(self) -> None:
         """Create the handlers, which work on the state and have none of their own."""
-        tables, estimates = self.tables, self.placer.estimates
+        tables = self.tables
         self._orders = Orders(
-            self.router_id, self.settings.policy, tables.fleet, tables.admission, tables.effects
+            self.router_id, self.settings.policy, tables.fleet, tables.queue_length, tables.effects
         )
         self._endings = Endings(tables, self._orders)
         self._dispatcher = Dispatcher(tables, self._orders, self._endings, self.placer)
         self._retrievals = Retrievals(tables, self._dispatcher.warm)
-        self._attempts = Attempts(tables, self._orders, self._endings, self._retrievals, estimates)
+        self._attempts = Attempts(
+            tables, self._orders, self._endings, self._retrievals, self.placer.estimates_of
+        )
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             RequestArrived: self._request_arrived,
             CancellationArrived: self._cancellation_arrived,
@@ -149,7 +152,7 @@ class Router:
             Reason.ROUTER_RESTARTED,
             self.settings.policy,
             now_ms,
-            queue_length=len(self.tables.admission),
+            queue_length=self.tables.queue_length(live.request.model),
         )
         return [Decide(failed_try, live.partition)]
 
@@ -168,28 +171,30 @@ class Router:
         return not self.tables.requests.by_id and self.placer.prefixes.is_swept
 
     def backlogs(self, now_ms: int) -> tuple[Backlog, ...]:
-        """Return the queue's figures and the demand on workers; change nothing."""
-        tables = self.tables
-        waiting, requests, demand = tables.admission, tables.requests, tables.demand
-        since_ms = min(
-            (requests.by_id[request_id].queued_ms for request_id in waiting), default=now_ms
-        )
-        step_ms, sharing_ms = self.placer.estimates.decode.coefficients[:2]
-        return (
-            Backlog(
-                waiting=len(waiting),
-                oldest_ms=max(0, now_ms - since_ms),
-                slack_ms=waiting.slack_ms(now_ms),
-                handing_over=len(requests.handovers),
-                retrieving=requests.retrieving,
-                requests_per_s=demand.queued.per_s(now_ms),
-                prompt_tokens=demand.queued.mean("prompt_tokens"),
-                answer_tokens=demand.answered.mean("answer_tokens"),
-                prefill_ms=demand.placed.mean("prefill_ms"),
-                append_ms=demand.placed.mean("append_ms"),
-                step_ms=step_ms,
-                sharing_ms=sharing_ms,
-            ),
+        """Return the queue's figures and the demand on workers of each model; change nothing.
+        Before any model is known, return one without a model's name."""
+        models = sorted({*self.tables.queues, *self.tables.fleet.models})
+        return tuple(self._backlog(model, now_ms) for model in models) or (Backlog(),)
+
+    def _backlog(self, model: str, now_ms: int) -> Backlog:
+        queue, by_id = self.tables.queues.of(model), self.tables.requests.by_id
+        waiting, demand = queue.admission, queue.demand
+        since_ms = min((by_id[request_id].queued_ms for request_id in waiting), default=now_ms)
+        step_ms, sharing_ms = self.placer.estimates_of(model).decode.coefficients[:2]
+        return Backlog(
+            model=model,
+            waiting=len(waiting),
+            oldest_ms=max(0, now_ms - since_ms),
+            slack_ms=waiting.slack_ms(now_ms),
+            handing_over=len(queue.handovers),
+            retrieving=queue.retrieving,
+            requests_per_s=demand.queued.per_s(now_ms),
+            prompt_tokens=demand.queued.mean("prompt_tokens"),
+            answer_tokens=demand.answered.mean("answer_tokens"),
+            prefill_ms=demand.placed.mean("prefill_ms"),
+            append_ms=demand.placed.mean("append_ms"),
+            step_ms=step_ms,
+            sharing_ms=sharing_ms,
         )
 
     def view(self) -> dict[str, tuple[object, ...]]:
@@ -308,7 +313,7 @@ class Router:
             if outcome.kind is OutcomeKind.COMPLETED:
                 worker = self._orders.charged_worker(live, *DECODERS)
                 if worker is not None:
-                    estimates = self.placer.estimates
+                    estimates = self.placer.estimates_of(live.request.model)
                     observations.observe_answer(estimates, live, worker, outcome, now_ms)
                 self._endings.remember_session(live, outcome, now_ms)
             # Placed by the last router: this attempt is void.
@@ -339,7 +344,8 @@ class Router:
 
     def _tick(self, event: Tick, now_ms: int) -> None:
         tables = self.tables
-        tables.fleet.prefill_absent_ms(now_ms)
+        for pools in tables.fleet.models.values():
+            pools.prefill_absent_ms(now_ms)
         self._give_up_lost(tables.requests.by_worker, now_ms)
         self._dispatcher.end_unserved(now_ms)
         for live in tables.requests.due(now_ms):
@@ -355,6 +361,7 @@ class Router:
         """Do the checks that are due once a second."""
         self._end_unread(now_ms)
         self.tables.sweep(now_ms)
+        self.placer.forget_models({*self.tables.queues, *self.tables.fleet.models})
         for worker_id in self.tables.fleet.forget(now_ms):
             self.placer.prefixes.forget(worker_id)
         self.tables.effects += self._lending.check(now_ms)
@@ -405,7 +412,7 @@ class Router:
         self.owned.discard(event.partition)
         self._rebuilds.pop(event.partition, None)
         for live in self.tables.requests.of_partition(event.partition):
-            self.tables.admission.remove(live.request_id)
+            self.tables.queues.of(live.request.model).admission.remove(live.request_id)
             self._orders.refund(live)
             self.tables.requests.drop(live)
         self.tables.forget_partition(event.partition)

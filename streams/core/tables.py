@@ -1,23 +1,23 @@
 """The tables of a router: all its data about its partitions and the fleet.
 
 `Router` creates one `RouterTables`, and only the handlers (`streams/core/handlers`) and `Router`
-change it. Every table is bounded in number or age, and evicts the oldest entries first. `Sessions`
-is only a hint: a lost entry costs a cache hit. `Demand` measures the last seconds, with averages
-that decay: an event `MEMORY_MS` ago counts for a third (1/e). Decides nothing. `effects` has the
-effects of the current event so far.
+change it. Every table is bounded in number or age, and evicts the oldest entries first. What waits
+is kept by model, so that a model without free workers delays no other one. `Sessions` is only a
+hint: a lost entry costs a cache hit. `Demand` measures the last seconds, with averages that decay:
+an event `MEMORY_MS` ago counts for a third (1/e). Decides nothing. `effects` has the effects of the
+current event so far.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from math import exp
 from typing import Final, TypeVar
 
 from schemas.records import Cancellation, CancelReason, Request, Session
-from streams.config import RouterSettings
+from streams.config import ASSUMED_PREFILL_TOKENS_PER_S, ASSUMED_STEP_MS, RouterSettings
 from streams.core.effects import Effect
 from streams.core.fleet.workers import Fleet, Gateway, Life
-from streams.core.placement.estimates import ASSUMED_PREFILL_TOKENS_PER_S, ASSUMED_STEP_MS
 from streams.core.requests.admission import CLASSES, Admission
 from streams.core.requests.context import SessionHistories
 from streams.core.requests.live import LiveRequest, SessionKey, session_key, with_reader
@@ -34,14 +34,57 @@ _LEFT = (State.CONTINUING, State.QUEUED, State.ENDED)
 _WITH_DECODE = {state for state in ON_WORKERS if Side.DECODE in STANDS_ON[state]}
 
 
-class LiveRequests:
-    """Live requests by id, worker, reader, session and deadline."""
+class ModelQueue:
+    """The requests of one model that wait for workers, and the demand on these workers."""
 
-    def __init__(self) -> None:
-        self.by_id: dict[str, LiveRequest] = {}
+    def __init__(self, settings: RouterSettings) -> None:
+        self.admission = Admission(
+            requests_max=settings.queue_requests_max, tokens_max=settings.queue_tokens_max
+        )
+        self.demand = Demand()
+        self.live = 0  # requests that have arrived and have not ended
         self.handovers: dict[str, LiveRequest] = {}  # first in, first out
         self.before_decode = 0  # prefilling or handing over
         self.retrieving = 0
+
+
+class ModelQueues:
+    """The queues of all models that have live requests, had some lately, or have workers."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self._queues: dict[str, ModelQueue] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._queues)
+
+    def of(self, model: str) -> ModelQueue:
+        """Return the queue of a model, or an empty one if it has had no request."""
+        return self._queues.get(model) or ModelQueue(self._settings)
+
+    def open(self, model: str) -> ModelQueue:
+        """Return the queue of a model for a new request."""
+        return self._queues.setdefault(model, self.of(model))
+
+    def busy(self) -> list[ModelQueue]:
+        """Return the queues with requests that wait for a placement or a hand-over."""
+        return [queue for queue in self._queues.values() if queue.admission or queue.handovers]
+
+    def sweep(self, served: Container[str]) -> None:
+        """Drop the queues of models without live requests that no worker serves."""
+        self._queues = {
+            model: queue for model, queue in self._queues.items() if queue.live or model in served
+        }
+
+
+class LiveRequests:
+    """Live requests by id, worker, reader, session and deadline."""
+
+    def __init__(self, queues: ModelQueues) -> None:
+        """Create the indexes; `queues` have the requests that wait."""
+        self.by_id: dict[str, LiveRequest] = {}
+        self.retrieving = 0
+        self._queues = queues
         # The latest request of each session that reached a decode worker.
         self.by_session: dict[SessionKey, LiveRequest] = {}
         self._by_worker: dict[Life, dict[str, LiveRequest]] = {}
@@ -63,6 +106,7 @@ class LiveRequests:
         """Add a request in any state to the indexes, and watch its deadline."""
         state, live.state, live.sides = live.state, State.QUEUED, ()
         self.by_id[live.request_id] = live
+        self._queues.open(live.request.model).live += 1
         _enter(self._by_reader, live.readers.gateways, live)
         self.watch(live, live.request.deadline_ms)
         self.move(live, state)
@@ -101,14 +145,17 @@ class LiveRequests:
         if holders != old_holders:
             _leave(self._by_worker, [life for life in old_holders if life not in holders], live)
             _enter(self._by_worker, holders, live)
-        self.retrieving += (state is State.RETRIEVING) - (before is State.RETRIEVING)
+        queue = self._queues.of(live.request.model)
+        retrieving = (state is State.RETRIEVING) - (before is State.RETRIEVING)
+        self.retrieving += retrieving
+        queue.retrieving += retrieving
         if before in _BEFORE_DECODE:
-            self.before_decode -= 1
-            self.handovers.pop(live.request_id, None)
+            queue.before_decode -= 1
+            queue.handovers.pop(live.request_id, None)
         if state in _BEFORE_DECODE:
-            self.before_decode += 1
+            queue.before_decode += 1
         if state is State.HANDING_OVER:
-            self.handovers[live.request_id] = live
+            queue.handovers[live.request_id] = live
         session = session_key(live.request)
         if (before, state) == (State.PAIRED, State.RECEIVED):
             pass  # it is in `by_session` since it was paired, unless a later request replaced it
@@ -122,6 +169,7 @@ class LiveRequests:
         self.move(live, State.ENDED)
         _leave(self._by_reader, live.readers.gateways, live)
         del self.by_id[live.request_id]
+        self._queues.of(live.request.model).live -= 1
 
     def of_partition(self, partition: int) -> list[LiveRequest]:
         """Return the live requests of a partition, in order of arrival."""
@@ -311,18 +359,14 @@ class RouterTables:
         self.router_id = router_id
         self.settings = settings
         self.fleet = Fleet(router_id)
-        self.requests = LiveRequests()
+        self.queues = ModelQueues(settings)
+        self.requests = LiveRequests(self.queues)
         self.ended_ids = EndedIds(settings.ended_max)
         self.early_cancellations = EarlyCancellations()
         self.sessions = Sessions(sessions_max=settings.sessions_max, ttl_ms=settings.session_ttl_ms)
         self.histories = SessionHistories(
             sessions_max=settings.histories_max, bytes_max=settings.histories_bytes_max
         )
-        self.admission = Admission(
-            requests_max=settings.queue_requests_max,
-            tokens_max=settings.queue_tokens_max,
-        )
-        self.demand = Demand()
         self.shed: list[str] = []  # ids that left the full queue and have not ended yet
         self.effects: list[Effect] = []
         self.failed_over: LiveRequest | None = None
@@ -333,14 +377,15 @@ class RouterTables:
         return _BlameScope(self, live)
 
     def enqueue(self, live: LiveRequest, now_ms: int) -> None:
-        """Put a request into the queue; one that was placed before goes into the best class. Adds
-        the requests that the queue must shed for it to `shed`."""
+        """Put a request into its model's queue, or into the best class if it was placed before.
+        Adds the requests that the queue must shed for it to `shed`."""
         request = live.request
+        queue = self.queues.of(request.model)
         self.requests.move(live, State.QUEUED)
-        self.demand.queued.add(now_ms, prompt_tokens=live.prompt_tokens)
+        queue.demand.queued.add(now_ms, prompt_tokens=live.prompt_tokens)
         prefill_ms = live.prompt_tokens * 1000 // ASSUMED_PREFILL_TOKENS_PER_S
         decode_ms = int(request.sampling.max_tokens * ASSUMED_STEP_MS)
-        self.shed += self.admission.arrive(
+        self.shed += queue.admission.arrive(
             live.request_id,
             tenant=request.tenant,
             level=0 if live.attempt.number else CLASSES[request.priority],
@@ -350,6 +395,10 @@ class RouterTables:
             since_ms=live.queued_ms,
             now_ms=now_ms,
         )
+
+    def queue_length(self, model: str) -> int:
+        """Return how many requests of a model wait for a placement."""
+        return len(self.queues.of(model).admission)
 
     def take_effects(self) -> list[Effect]:
         """Return the effects since the last call."""
@@ -365,9 +414,10 @@ class RouterTables:
         self.early_cancellations.forget_partition(partition)
 
     def sweep(self, now_ms: int) -> None:
-        """Drop ended ids and early cancellations that are too old."""
+        """Drop ended ids and early cancellations that are too old, and queues that are not used."""
         self.ended_ids.sweep(now_ms)
         self.early_cancellations.sweep(now_ms)
+        self.queues.sweep(self.fleet.models)
 
 
 class _BlameScope:

@@ -7,7 +7,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -28,8 +28,7 @@ from streams.calls.errors import error_body, from_detail, plain_body, retry_head
 from streams.calls.ids import SESSION_IDLE_MS, new_request_id
 from streams.calls.log.member import CallMember
 from streams.calls.log.turns import TurnTopic
-from streams.calls.process import CallProcess, load_model
-from streams.calls.request.search import collection_of
+from streams.calls.process import CallProcess, load_models
 from streams.gateway.endpoints.docs_page import DocsPage
 from streams.gateway.endpoints.embeddings import (
     RERANK_PATHS,
@@ -159,19 +158,21 @@ def _handle_errors(app: FastAPI) -> None:
 async def run_gateway(
     log: LogSettings,
     gateway: GatewaySettings,
-    model: ModelSettings,
+    models: Sequence[ModelSettings],
     *,
     gateway_id: str,
     stop: asyncio.Event,
     codec: Codec | None = None,
+    embedders: Collection[str] = (),
 ) -> None:
     """Serve until `stop` is set, then drain. Raises the errors from which the gateway cannot
-    recover.
+    recover. The first of the models serves calls that name none. `embedders` are the names of the
+    embedding models.
 
     The socket listens at once. Calls wait in its backlog until the log is joined and workers are
     ready, for at most `gateway.wait_ms`. After that, they get status 503 until both are there.
     """
-    served = await load_model(model)
+    served = await load_models(models, gateway.tokenizers_max)
     allow_files(gateway.connections_max)
     inherited_socket = inherit_listener()
     sock = inherited_socket or listen(gateway.host, gateway.port)
@@ -179,9 +180,9 @@ async def run_gateway(
     codec = codec or Codec()
     process = CallProcess.build(
         *(log, codec, gateway, served),
-        models=frozenset({model.served_name, model.path}),
         process_id=gateway_id,
         url=url,
+        embedders=embedders,
     )
     member, sender = process.member, process.sender
     objects = ObjectLog.build(log, codec, gateway, sender, gateway_id)
@@ -207,7 +208,7 @@ async def run_gateway(
         publish_turn=turns.publish,
     )
     turns.on_turn = state.conversations.add
-    logger.info("%s: serving %s at %s", gateway_id, served.name, url)
+    logger.info("%s: serving %s at %s", gateway_id, ", ".join(served.cards), url)
     indexer = Indexer(
         *(log, codec, objects, member.view),
         is_first=member.is_first,
@@ -216,7 +217,7 @@ async def run_gateway(
     carrier = BatchRunner(
         *(log, codec, objects),
         is_first=member.is_first,
-        check_model=lambda model: collection_of(model, served.name),
+        check_model=served.find,
     )
     topics = (
         *(objects.read(), process.reporter.write()),

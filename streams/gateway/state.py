@@ -32,7 +32,7 @@ class Gateway:
     ) -> None:
         """Set up the parts. `publish_turn` publishes a turn to all gateways soon."""
         settings = calls.settings
-        self.settings, self.served = settings, calls.served
+        self.settings, self.models = settings, calls.models
         self.calls, self.metrics = calls, metrics
         self.tokens, self.responses, self.objects, self.pool = tokens, responses, objects, pool
         self.callers = Callers(settings)

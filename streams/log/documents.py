@@ -9,6 +9,7 @@ of its shard have indexed or dead-lettered its passages; a shard without workers
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,15 +25,26 @@ from schemas.topics import DEAD_LETTER_SUFFIX, declaration_key, document_key, pa
 from streams.log.clients import Ack, AssignedReader, LogProducer
 from streams.log.clock import wall_ms
 from streams.log.connecting import query_client
-from streams.log.retrieval.results import layout_of
+from streams.log.retrieval.results import embedding_workers, layout_of
 from streams.log.slices import in_slices
 
 KEPT = ("x-vectors", b"kept")  # header of passages whose vectors have not changed
 
 
-def embedding_group(log: LogSettings) -> str:
-    """Return the consumer group of all embedding workers."""
-    return f"{log.topic_prefix}embedding"
+def embedding_group(log: LogSettings, pool: str = "") -> str:
+    """Return the consumer group of an embedding pool; the first one's has no name."""
+    return f"{log.topic_prefix}embedding{pool and '.'}{pool}"
+
+
+def embedding_groups(log: LogSettings, view: FleetView, now_ms: int) -> list[str]:
+    """Return the consumer groups of the first embedding pool, and of the others that have a ready
+    worker: each of them reads all documents."""
+    pools = {
+        embedding.pool
+        for member in embedding_workers(view, now_ms)
+        if (embedding := member.registration.embedding) is not None
+    }
+    return [embedding_group(log, pool) for pool in sorted({"", *pools})]
 
 
 async def declare(
@@ -174,8 +186,12 @@ class Ingester:
         await self.flush()
         topic, count = self._log.topic_prefix + _TOPIC, self._log.document_partitions
         places = [TopicPartition(topic, partition) for partition in range(count)]
-        async with query_client(self._log, embedding_group(self._log)) as asking:
-            asking.assign(places)
+        async with AsyncExitStack() as closing:
+            groups = []
+            for group in embedding_groups(self._log, self._view(), wall_ms()):
+                asking = await closing.enter_async_context(query_client(self._log, group))
+                asking.assign(places)
+                groups.append(asking)
             looked_s = float("-inf")
             while self._open or self._unindexed:
                 records = await self._passages.batch(timeout_ms=_LOOK_MS)
@@ -183,19 +199,24 @@ class Ingester:
                 if not records or time.monotonic() - looked_s > _LOOK_AT_LEAST_S:
                     looked_s = time.monotonic()
                     await self._check_group(
-                        {tp.partition: await asking.committed(tp) for tp in places}
+                        {
+                            place.partition: min(
+                                [await asking.committed(place) or 0 for asking in groups]
+                            )
+                            for place in places
+                        }
                     )
                     await self._check_indexes()
                 report(self.counts)
 
-    async def _check_group(self, committed: dict[int, int | None]) -> None:
-        """Close documents before the group's committed offsets: workers write passages and dead
-        letters before they commit."""
+    async def _check_group(self, committed: dict[int, int]) -> None:
+        """Close documents before the offsets that all groups have committed: workers write passages
+        and dead letters before they commit."""
         for place, reason in await self._buried(_TOPIC):
             self._close(self._open, place, reason)
         await self._take(await self._passages.read_to_end())
         for partition, offset in list(self._open):
-            if offset < (committed.get(partition) or 0):
+            if offset < committed.get(partition, 0):
                 self._close(self._open, (partition, offset))
 
     async def _check_indexes(self) -> None:

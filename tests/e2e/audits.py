@@ -4,7 +4,7 @@ What must hold whatever died in between is audited in `infra/bench/faults/log_au
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from infra.bench.faults.log_audit import read_topic, with_offsets
 from infra.stack.configuration import Settings
@@ -84,12 +84,19 @@ _QUICK = {"decode_step_ms": 0.5, "prefill_base_ms": 0.1, "transfer": "none", "kv
 
 
 async def answer_alone(settings: Settings, requests: Iterable[Request]) -> dict[str, LoneAnswer]:
-    """Return one engine's answer to each request, by id, without log, peers and transfers."""
-    inputs = {request.request_id: _engine_input(request) for request in requests}
-    keys = {
-        request_id: (prompt, repr(sampling)) for request_id, (prompt, sampling) in inputs.items()
-    }
-    jobs = {keys[request_id]: job for request_id, job in inputs.items()}
+    """Return the answers to requests, by id, of one engine for each model, without log, peers and
+    transfers."""
+    by_model: dict[str, list[Request]] = {}
+    for request in requests:
+        by_model.setdefault(request.model, []).append(request)
+    answers: dict[str, LoneAnswer] = {}
+    for model, group in by_model.items():
+        of_model = settings if len(settings.models) == 1 else settings.for_model(model)
+        answers |= await _answer_alone(of_model, group)
+    return answers
+
+
+async def _answer_alone(settings: Settings, requests: Sequence[Request]) -> dict[str, LoneAnswer]:
     engine = await start_engine(
         "sim",
         {**settings.engines.get("sim", {}), **_QUICK},
@@ -98,14 +105,20 @@ async def answer_alone(settings: Settings, requests: Iterable[Request]) -> dict[
         worker_id="alone",
         worker_epoch=1,
     )
+    answers: dict[str, LoneAnswer] = {}
     try:
-        plain = [(unpack_tokens(prompt), sampling) for prompt, sampling in jobs.values()]
-        results = dict(
-            zip(jobs, await generate_answers(engine, plain, at_once=RUNNING_MAX), strict=True)
-        )
+        for adapter in sorted({request.adapter for request in requests}):
+            group = [request for request in requests if request.adapter == adapter]
+            inputs = {request.request_id: _engine_input(request) for request in group}
+            keys = {name: (prompt, repr(sampling)) for name, (prompt, sampling) in inputs.items()}
+            jobs = {keys[name]: job for name, job in inputs.items()}
+            plain = [(unpack_tokens(prompt), sampling) for prompt, sampling in jobs.values()]
+            results = await generate_answers(engine, plain, at_once=RUNNING_MAX, adapter=adapter)
+            by_job = dict(zip(jobs, results, strict=True))
+            answers |= {name: by_job[key] for name, key in keys.items()}
     finally:
         await engine.close()
-    return {request_id: results[key] for request_id, key in keys.items()}
+    return answers
 
 
 def _engine_input(request: Request) -> tuple[bytes, Sampling]:

@@ -87,8 +87,8 @@ class PatientStack(Stack):
     async def wait_ready(self, *names: str, timeout_s: float = START_S) -> None:
         await super().wait_ready(*names, timeout_s=timeout_s)
 
-    async def scale(self, *, timeout_s: float = START_S, **counts: int) -> None:
-        await super().scale(timeout_s=timeout_s, **counts)
+    async def scale(self, *, model: str = "", timeout_s: float = START_S, **counts: int) -> None:
+        await super().scale(model=model, timeout_s=timeout_s, **counts)
 
 
 class LastingStack(PatientStack):
@@ -127,7 +127,7 @@ async def stack(
     lease_ms: int = LONG_LEASE_MS,
     env_by_process: Mapping[str, Mapping[str, str]] | None = None,
     replays: bool = True,
-    **plan: int,
+    **plan: Any,
 ) -> AsyncIterator[Stack]:
     """Start the plan's processes, and stop them whatever happens. What routers decided meanwhile
     is then replayed, unless `replays` is false.
@@ -137,7 +137,7 @@ async def stack(
     """
     begun_ms = wall_ms()
     counts = {"prefill": 0, "decode": 0, **plan}
-    full_plan = replace(StackPlan(broker=False), **counts)  # type: ignore[arg-type]  # by name
+    full_plan = replace(StackPlan(broker=False), **counts)
     running = lasting_stack(
         settings, full_plan, folder=folder, lease_ms=lease_ms, env_by_process=env_by_process
     )
@@ -161,7 +161,7 @@ async def met(running: Stack) -> None:
 
     async def workers_known() -> bool:
         routers = names[MemberKind.ROUTER]
-        other_prefixes = ("retrieval-", "embedding-")
+        other_prefixes = ("retrieval-", "embedding-", "embedder-")
         workers = {name for name in names[MemberKind.WORKER] if not name.startswith(other_prefixes)}
         return await know_workers(running.settings.log, routers, workers)
 

@@ -161,20 +161,28 @@ def registration(
         roles=roles,
         leases=[Lease(topic=topic, partition=partition) for topic in topics],
         started_ms=T0,
+        capability=capability(worker_id, block_size=1) if roles else None,
     )
     return replace(base, **changes)
 
 
-def capability(worker_id: str, *orchestrations: Orchestration) -> Capability:
+def capability(
+    worker_id: str,
+    *orchestrations: Orchestration,
+    block_size: int = 16,
+    model: str = "tiny",
+    **changes: Any,
+) -> Capability:
     """A small simulated engine."""
     return Capability(
-        model="tiny",
+        model=model,
         engine="sim",
         engine_id=f"engine-{worker_id}",
-        block_size=16,
+        block_size=block_size,
         max_model_len=4_096,
         running_max=8,
         orchestrations=orchestrations,
+        **changes,
     )
 
 

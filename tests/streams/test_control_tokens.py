@@ -102,13 +102,13 @@ async def in_chat(
     of: Callable[[str], dict[str, Any]], gateway: InProcessGateway, _: Steered, text: str
 ) -> Sequence[int]:
     raw = json.dumps(of(text)).encode()
-    intake = await take_in(raw, Endpoint.CHAT, gateway.state.served, gateway.state.settings)
+    intake = await take_in(raw, Endpoint.CHAT, gateway.state.models, gateway.state.settings)
     return intake.prompts[0]
 
 
 async def in_very_long_chat(gateway: InProcessGateway, model: Steered, text: str) -> Sequence[int]:
     """Which another process encodes."""
-    gateway.state.served.tokenizer.encoder.thread_chars_max = 1
+    gateway.state.models.default.tokenizer.encoder.thread_chars_max = 1
     return await in_chat(chat, gateway, model, text)
 
 
@@ -138,21 +138,21 @@ async def in_prompt(gateway: InProcessGateway, _: Steered, text: str) -> Sequenc
     """On a topic, with a pair's own words first."""
     question = await question_of({"text": f"{text} x"}, pair(system=text))
     assert isinstance(question.body, ChatBody)
-    intake = await take_in_body(question.body, gateway.state.served, gateway.state.settings)
+    intake = await take_in_body(question.body, gateway.state.models, gateway.state.settings)
     return intake.prompts[0]
 
 
 async def in_batch(gateway: InProcessGateway, _: Steered, text: str) -> Sequence[int]:
     """In a file of calls."""
-    served, settings, tokens = gateway.state.served, gateway.state.settings, list[int]()
+    models, settings, tokens = gateway.state.models, gateway.state.settings, list[int]()
     for url, call_body in ((CHAT, chat(text)), (RESPONSES, body(text, instructions=text))):
         prompt = call_of(file_of(line("a", url, body=call_body))).prompt(url)
         question = await question_of(CODEC.encode(prompt))
         if question.response is not None:
-            intake = await question.response.take_in(served, settings)
+            intake = await question.response.take_in(models, settings)
         else:
             assert isinstance(question.body, ChatBody)
-            intake = await take_in_body(question.body, served, settings)
+            intake = await take_in_body(question.body, models, settings)
         tokens += intake.prompts[0]
     return tokens
 
@@ -182,10 +182,10 @@ def _document(text: str, tokens: Callable[[str], Sequence[int]]) -> Passage:
 
 async def _wish(gateway: InProcessGateway) -> tuple[Sequence[int], Retrieval]:
     raw = json.dumps(chat("x", retrieval=SOUGHT)).encode()
-    served, settings = gateway.state.served, gateway.state.settings
-    intake = await take_in(raw, Endpoint.CHAT, served, settings)
+    models, settings = gateway.state.models, gateway.state.settings
+    intake = await take_in(raw, Endpoint.CHAT, models, settings)
     assert intake.search is not None
-    wish = intake.search.record(settings, intake.samplings[0], served.max_model_len, 0)
+    wish = intake.search.record(settings, intake.samplings[0], models.default.card.max_model_len, 0)
     return intake.prompts[0], wish
 
 
@@ -228,14 +228,11 @@ def spelled(model: Steered) -> Iterator[str]:
 
 
 def gateway_of(model: Steered) -> InProcessGateway:
-    gateway = InProcessGateway(max_model_len=8_192)
-    served = replace(gateway.state.served, tokenizer=Tokenizer(model.folder))
-    gateway.state.served = served
-    return gateway
+    return InProcessGateway(max_model_len=8_192, tokenizer=Tokenizer(model.folder))
 
 
 def steering_ids(gateway: InProcessGateway, model: Steered) -> set[int]:
-    raw = gateway.state.served.tokenizer.encoder.raw
+    raw = gateway.state.models.default.tokenizer.encoder.raw
     vocabulary = raw.get_vocab()
     return {vocabulary[name] for name in model.names}
 
@@ -271,7 +268,7 @@ async def test_prompt_leaves_out_passages_with_control_or_unknown_tokens(kind: s
     """A record of a stranger or of an earlier version may hold any token."""
     model = steered(kind)
     gateway = gateway_of(model)
-    tokenizer = gateway.state.served.tokenizer
+    tokenizer = gateway.state.models.default.tokenizer
     plain = tokenizer.encoder.ids(["hello"]).tolist()
 
     def tokens(text: str) -> Sequence[int]:
@@ -287,8 +284,9 @@ async def test_completion_prompt_keeps_control_tokens() -> None:
     """A client that sends a whole prompt writes its template itself."""
     model = steered("sim")
     gateway = gateway_of(model)
-    served, settings = gateway.state.served, gateway.state.settings
+    models, settings = gateway.state.models, gateway.state.settings
+    tokenizer = models.default.tokenizer
     raw = json.dumps(completion(f"{model.begin}user\nx{model.end}")).encode()
-    intake = await take_in(raw, Endpoint.COMPLETION, served, settings)
-    steering = [t for t in intake.prompts[0] if t in served.tokenizer.control.ids]
-    assert [served.tokenizer.token_text(t) for t in steering] == [model.begin, model.end]
+    intake = await take_in(raw, Endpoint.COMPLETION, models, settings)
+    steering = [t for t in intake.prompts[0] if t in tokenizer.control.ids]
+    assert [tokenizer.token_text(t) for t in steering] == [model.begin, model.end]

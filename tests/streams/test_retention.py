@@ -53,7 +53,7 @@ async def route(log: LogSettings) -> None:
 async def serve(log: LogSettings) -> None:
     model = ModelSettings(path=str(tokenizer_folder()), name=MODEL)
     settings = GatewaySettings(port=0)
-    await run_gateway(log, settings, model, gateway_id="g", stop=asyncio.Event())
+    await run_gateway(log, settings, [model], gateway_id="g", stop=asyncio.Event())
 
 
 STARTS: dict[str, Callable[[LogSettings], Awaitable[None]]] = {"router": route, "gateway": serve}

@@ -37,11 +37,13 @@ async def test_presence_reports_engine_load_with_token_rate() -> None:
         presence._samples.clear()
         await worker.submit(work())
         worker.engine.figures = EngineLoad(running=1, waiting=2, tokens_total=100, step_ms=5.0)
+        worker.engine.figures.adapters = ("ada",)
         assert presence.load().tokens_per_s == 0
         worker.engine.figures.tokens_total = 300
         load = presence.load()
         assert (load.tokens_per_s, load.running, load.waiting) == (100, 1, 2)
         assert (load.requests_total, load.tokens_total, load.step_ms) == (1, 300, 5.0)
+        assert load.adapters == ("ada",)
         worker.engine.figures.tokens_total = 700
         assert presence.load().tokens_per_s == 150
         assert presence.load().tokens_per_s == 0  # nothing for a whole window

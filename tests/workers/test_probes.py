@@ -176,6 +176,7 @@ async def test_warm_prefix_is_skipped_when_stale_or_engine_is_busy() -> None:
             prefix(worker_epoch=EPOCH - 1),
             prefix(worker_id="w2"),
             prefix(model="other"),
+            prefix(adapter="ada"),
             prefix(deadline_ms=wall_ms() - 1),
         ]
         for order in orders:

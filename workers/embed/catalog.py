@@ -5,6 +5,7 @@ again when a partition is assigned, because other workers may have written to it
 Operators' declarations of collections are on partition 0 of `documents`; every worker follows them.
 """
 
+import asyncio
 import logging
 
 from aiokafka import ConsumerRecord
@@ -17,9 +18,12 @@ from schemas.topics import declaration_key
 from streams.log.clients import AssignedReader
 from streams.log.slices import in_slices
 from workers.embed.content import Cutting, PassagesRef, passages_ref
+from workers.embed.pools import EmbeddingPool
 from workers.embed.settings import EmbeddingSettings
 
 log = logging.getLogger("trivium.embedding")
+_LOOK_S = 0.02  # between two looks whether declarations are read
+_MARKS_MS = 200  # after which a reader passes the marks of transactions
 
 
 class PassageCatalog:
@@ -96,10 +100,17 @@ class ChunkingDeclarations:
     """Follows the declarations of collections; `start` reads them, then `run` until cancelled."""
 
     def __init__(
-        self, settings: LogSettings, codec: Codec, client_id: str, default: Cutting, tokens_max: int
+        self,
+        settings: LogSettings,
+        codec: Codec,
+        client_id: str,
+        default: Cutting,
+        tokens_max: int,
+        pool: EmbeddingPool,
     ) -> None:
         """Set up a reader; `tokens_max` bounds the tokens of a passage that the embedder reads."""
-        self._codec = codec
+        self._codec, self.pool = codec, pool
+        self._folding = asyncio.Lock()
         self._default, self._tokens_max = default, tokens_max
         self._declarations: dict[str, CollectionDeclared] = {}
         self._reader = AssignedReader(settings, "documents", [0], client_id=f"{client_id}-declared")
@@ -112,8 +123,34 @@ class ChunkingDeclarations:
 
     async def run(self) -> None:
         """Follow new declarations until cancelled; retrieval workers report unreadable ones."""
+        wait_ms = 60_000 if self.pool.is_alone else _MARKS_MS
         while True:
-            await self._fold(await self._reader.batch(max_records=2_000))
+            await self._fold(await self._reader.batch(max_records=2_000, timeout_ms=wait_ms))
+
+    async def catch_up(self) -> None:
+        """Wait until all declarations are read that the log has now, if there are other pools.
+
+        So no two pools take a document for theirs, and none is left out, of a collection that was
+        declared before the document was written.
+        """
+        if self.pool.is_alone:
+            return
+        ends = await self._reader.end_offsets()
+        while not await self._reader.has_reached(ends):  # noqa: ASYNC110 - `run` reads
+            await asyncio.sleep(_LOOK_S)
+        async with self._folding:
+            return
+
+    def is_ours(self, collection: str, embedder: str = "") -> bool:
+        """Return whether this pool handles texts of a collection. `embedder` is what they name
+        themselves; otherwise the declaration of the collection counts."""
+        declaration = self._declarations.get(collection)
+        return self.pool.handles(embedder or (declaration.embedder if declaration else ""))
+
+    def was_declared_after(self, collection: str, at_ms: int) -> bool:
+        """Return whether the declaration of a collection is later than that."""
+        declaration = self._declarations.get(collection)
+        return declaration is not None and declaration.at_ms > at_ms
 
     async def stop(self) -> None:
         """Close the reader of the declarations."""
@@ -139,6 +176,10 @@ class ChunkingDeclarations:
             )
 
     async def _fold(self, batch: list[ConsumerRecord]) -> None:
+        async with self._folding:
+            await self._apply(batch)
+
+    async def _apply(self, batch: list[ConsumerRecord]) -> None:
         async for record in in_slices(batch):
             key = (record.key or b"").decode(errors="replace")
             if not key.startswith(declaration_key("")):

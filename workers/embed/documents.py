@@ -18,7 +18,7 @@ from schemas.errors import EngineFailed, RecordError
 from schemas.records import Document, DocumentPassages, MemberKind
 from schemas.retrieval import Vector
 from schemas.settings import LogSettings
-from schemas.topics import check_record, document_key
+from schemas.topics import check_record, collection_of, document_key
 from streams.log.cancellation import cancel_and_wait
 from streams.log.clients import Headers, LogProducer
 from streams.log.clock import wall_ms
@@ -163,10 +163,14 @@ class DocumentWork:
         try:
             document = self._decode(record, key)
         except RecordError:
-            if self._others_bury():
+            if self._declarations.pool.name or self._others_bury():
                 return
             raise
-        cutting = self._declarations.cutting(document.collection if document else "")
+        collection = collection_of(key.decode(errors="replace"))
+        await self._declarations.catch_up()
+        if not self._declarations.is_ours(collection):
+            return self._leave(record, collection)
+        cutting = self._declarations.cutting(collection if document else "")
         ref = self._catalog.get(record.partition, key)
         action = choose_action(document, cutting, ref)
         self._totals.documents += document is not None and bool(document.text)
@@ -185,6 +189,13 @@ class DocumentWork:
             await self._write(record, key, passages, [KEPT])
         else:
             await self._write(record, key, await self._make_passages(record, document, cutting))
+
+    def _leave(self, record: ConsumerRecord, collection: str) -> None:
+        """Leave a document to another pool. Raises RecordError for one of the first pool that was
+        written before its collection was declared: the other pool may have left it to this one."""
+        if not self._declarations.pool.name and record.value:
+            if self._declarations.was_declared_after(collection, record.timestamp):
+                self._declarations.check(collection)
 
     def _decode(self, record: ConsumerRecord, key: bytes) -> Document | None:
         if not record.value:

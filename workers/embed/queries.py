@@ -63,6 +63,9 @@ class QueryWork:
                 f"{TOPIC}: expected a reply_partition below {count}, found "
                 f"{request.reply_partition}"
             )
+        collection = request.collection if isinstance(request, RetrievalRequest) else ""
+        if not self._declarations.is_ours(collection, request.embedder):
+            return  # another pool's
         if isinstance(request, EmbedRequest):
             await self._answer(request)
         else:

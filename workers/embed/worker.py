@@ -36,6 +36,7 @@ from workers.embed.embedders.choose import make_embedder
 from workers.embed.embedders.protocol import Embedder
 from workers.embed.embedders.served_tokens import ServedTokens
 from workers.embed.intake import EmbeddingIntake
+from workers.embed.pools import EmbeddingPool, pool_of
 from workers.embed.queries import TOPIC, QueryWork
 from workers.embed.settings import SERVED, EmbeddingSettings
 
@@ -45,6 +46,7 @@ _STALL_MS = 60_000  # lag without progress that ends a session; a long document 
 _BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
 # Records in flight; further ones wait in the log. A document has many texts, a query has one.
 _IN_FLIGHT_MAX: Final = {TOPIC: 4_096, DOCUMENTS: 128}
+FIRST_POOL: Final = EmbeddingPool()
 _SPECIAL_TOKENS = 2  # tokens that a model puts around a text
 
 
@@ -61,8 +63,11 @@ class EmbeddingWorker:
         *,
         tokens: Tokens | None = None,
         tokenizer: str = "",
+        pool: EmbeddingPool = FIRST_POOL,
     ) -> None:
-        """Set up a worker; `tokens` returns the served model's token ids, `tokenizer` names it."""
+        """Set up a worker of a pool; `tokens` returns the served model's token ids, `tokenizer`
+        names it."""
+        self._pool, self._group = pool, embedding_group(log_settings, pool.name)
         self._log_settings, self._settings = log_settings, settings
         self._worker_id, self._codec = worker_id, codec
         self._tokens = tokens
@@ -71,7 +76,7 @@ class EmbeddingWorker:
         self.batcher = Batcher(embedder, settings.batch_tokens)
         self.totals = Totals()
         self._unfinished = Unfinished()
-        self._falls = CrashNotes(log_settings, embedding_group(log_settings))
+        self._falls = CrashNotes(log_settings, self._group)
         self.membership = self._new_membership()
         self._steady = tasks.Tasks()  # tasks that outlive a session
 
@@ -93,7 +98,7 @@ class EmbeddingWorker:
         self.catalog = PassageCatalog(log_settings, codec, name)
         seen_max = self.batcher.embedder.tokens_max - _SPECIAL_TOKENS
         self._declarations = ChunkingDeclarations(
-            log_settings, codec, name, self._cutting, seen_max
+            log_settings, codec, name, self._cutting, seen_max, self._pool
         )
         self._documents = DocumentWork(
             log_settings, codec, self._producer, self.batcher, self.catalog, self._declarations,
@@ -110,7 +115,7 @@ class EmbeddingWorker:
         )
         app = make_app(
             log_settings,
-            group=embedding_group(log_settings),
+            group=self._group,
             member_id=name,
             buffer_max=_BUFFERED_MAX,
             leaves_group=True,
@@ -151,14 +156,17 @@ class EmbeddingWorker:
     async def _join(self) -> None:
         embedder = self.batcher.embedder
         self.membership.embedding = EmbedCapability(
-            embedder=embedder.name, dim=embedder.dim, tokens_max=embedder.tokens_max
+            embedder=embedder.name,
+            dim=embedder.dim,
+            tokens_max=embedder.tokens_max,
+            pool=self._pool.name,
         )
         self.membership.embedding_source = self._load_now
         await self._producer.start()
         await self.membership.join()
         self._session.tasks.spawn("membership", self.membership.run())
         await self._declarations.start()
-        await commit_start_offsets(self._log_settings, embedding_group(self._log_settings), [TOPIC])
+        await commit_start_offsets(self._log_settings, self._group, [TOPIC])
 
     def _serve(self) -> None:
         self._session.tasks.spawn("steady", self._steady.watch())
@@ -212,12 +220,16 @@ async def run_embedding(
     worker_id: str,
     stop: asyncio.Event,
     codec: Codec,
+    pool: str = "",
 ) -> None:
     """Serve until `stop` is set and the work in flight is done; raise the error that ends it else.
 
-    `engine` is the deployment's; with simulated engines the default is the light embedder.
+    `engine` is the deployment's; with simulated engines the default is the light embedder. `pool`
+    names one of [[embedding.pools]]; empty: the first model's.
     """
+    settings, embedding_pool = pool_of(settings, pool)
     embedder = await asyncio.to_thread(make_embedder, settings, engine)
+    embedding_pool.check_embedder(embedder.name)
     served = None
     if settings.tokenizer == SERVED:
         served = await asyncio.to_thread(ServedTokens, model)
@@ -229,5 +241,6 @@ async def run_embedding(
         codec,
         tokens=served.ids if served else None,
         tokenizer=served.name if served else "",
+        pool=embedding_pool,
     )
     await worker.run(stop)

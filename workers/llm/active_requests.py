@@ -70,7 +70,6 @@ from workers.llm.stream import (
 OnReport = Callable[[Phase, Headers], None]
 _BIT = {WorkPhase.PREFILL: 1, WorkPhase.DECODE: 2}
 
-
 # Request ids that are remembered, to ignore repeated work; more where more requests are held.
 SEEN_MAX: Final = 16_384
 
@@ -134,7 +133,7 @@ class PrefillGate:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """The roles, model and limits of this worker; beyond `held_max` requests it refuses work."""
+    """The roles, model, adapters and limits of this worker; beyond `held_max` it refuses work."""
 
     roles: frozenset[Role]
     model: str
@@ -142,6 +141,7 @@ class RequestLimits:
     seen_max: int
     gateway_partitions: int
     prefill_running_max: int = 0  # prefill prompts in the engine at once; 0: the engine decides
+    adapters: frozenset[str] = frozenset()  # over the model, by name
 
     def takes(self, work_phase: WorkPhase) -> bool:
         """Return whether one of the roles runs the phase."""
@@ -179,9 +179,8 @@ class ActiveRequests:
         self._parsers = parsers
         self._streams: dict[str, ActiveRequest] = {}  # by job id
         self._jobs: dict[str, str] = {}  # request id to job id
-        self._attempts: dict[
-            str, tuple[int, int]
-        ] = {}  # request id to attempt and bits of its phases
+        # request id to attempt and bits of its phases
+        self._attempts: dict[str, tuple[int, int]] = {}
         self._deadlines = Deadlines[str](self._streams.__contains__)  # of job ids
 
     def __len__(self) -> int:
@@ -271,6 +270,7 @@ class ActiveRequests:
             binds_reasoning=parser is not None and parser.binds_reasoning,
             thinking_end="" if parser is None else parser.thinking_end,
             cache_scope=work.cache_scope,
+            adapter=work.adapter,
         )
 
     def _start(self, job: Job) -> None:
@@ -282,10 +282,8 @@ class ActiveRequests:
         if work.attempt < attempt or (work.attempt == attempt and phases & bit):
             return False
         self._attempts.pop(work.request_id, None)
-        self._attempts[work.request_id] = (
-            work.attempt,
-            bit | (phases if work.attempt == attempt else 0),
-        )
+        former_bits = phases if work.attempt == attempt else 0
+        self._attempts[work.request_id] = work.attempt, bit | former_bits
         if len(self._attempts) > self._limits.seen_max:
             del self._attempts[next(iter(self._attempts))]
         return True
@@ -305,6 +303,8 @@ class ActiveRequests:
             )
         if work.model != limits.model:
             raise UnknownModel(f"worker {worker_id} serves {limits.model}, found {work.model}")
+        if work.adapter not in ("", *limits.adapters):
+            raise UnknownModel(f"worker {worker_id} has no adapter {work.adapter!r}")
         if not 0 <= work.gateway_partition < limits.gateway_partitions:
             raise InvalidRequest(
                 f"gateway_partition: expected 0 to {limits.gateway_partitions - 1}, found "

@@ -36,8 +36,8 @@ class Job:
 
     A prefill job computes the prompt's KV and the first token, then keeps the KV for its peer. A
     decode job generates the whole answer, from the first token on; with `kv` it fetches the
-    prompt's KV instead of computing it. Both sides of a hand-over use the same `request_id` and
-    `sampling`.
+    prompt's KV instead of computing it. Both sides of a hand-over use the same `request_id`,
+    `sampling` and `adapter`.
 
     In the paired orchestrations (`decode_first`, `concurrent`) both sides have the job at the same
     time. `kv` of the decode job is then a promise of the prefill engine to write the KV, and
@@ -72,6 +72,7 @@ class Job:
     binds_reasoning: bool = False  # the form binds from the first token on, not after reasoning
     thinking_end: str = ""  # the text that ends reasoning; empty: the model has none
     cache_scope: str = ""  # cached blocks are shared only with jobs of the same scope
+    adapter: str = ""  # the LoRA adapter over the model, by name; "": the model alone
 
     @property
     def is_paired(self) -> bool:
@@ -183,6 +184,7 @@ class EngineLoad:
     kv_bytes_received: int = 0
     kv_handles_held: int = 0  # handles of KV that no peer has read yet
     tokens_total: int = 0
+    adapters: tuple[str, ...] = ()  # loaded ones
     extra: dict[str, float] = field(default_factory=dict)
 
 

@@ -36,7 +36,10 @@ def warm_prefix(
     )
     if is_busy or requests.draining or not requests.is_addressed_here(order):
         return
-    if order.deadline_ms <= now_ms or order.model != engine.capability.model:
+    capability = engine.capability
+    if order.deadline_ms <= now_ms or order.model != capability.model:
+        return
+    if order.adapter and order.adapter not in capability.adapters:
         return
     engine.add(
         Job(
@@ -46,5 +49,6 @@ def warm_prefix(
             sampling=_ONE_TOKEN,
             deadline_ms=order.deadline_ms,
             cache_scope=order.cache_scope,
+            adapter=order.adapter,
         )
     )

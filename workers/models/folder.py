@@ -21,13 +21,18 @@ TINY = "tiny"
 _DEFAULTS = {"sim": SIM_MODEL}  # by engine; SMOLLM2 for the others
 
 
+def default_path(engine: str) -> str:
+    """Return the `model.path` that this engine gets if none is set."""
+    return _DEFAULTS.get(engine, SMOLLM2)
+
+
 def resolve_model(
     model: ModelSettings, engine: str, *, report: Callable[[str], None] = lambda _: None
 ) -> ModelSettings:
     """Return the settings that every process gets: the path to load, the name in the API, and the
     parsers unless the model has yet to be downloaded.
     """
-    chosen_model = replace(model, path=model.path or _DEFAULTS.get(engine, SMOLLM2))
+    chosen_model = replace(model, path=model.path or default_path(engine))
     path = model_folder(chosen_model, report=report)
     resolved = replace(chosen_model, path=path, name=chosen_model.served_name)
     if not Path(path).is_dir():

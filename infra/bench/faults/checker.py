@@ -17,6 +17,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,29 +113,32 @@ def mix(value: int) -> int:
 
 
 class AnswerOracle:
-    """Computes the simulated engine's tokens from all earlier tokens, the seed and the number."""
+    """Computes the simulated engine's tokens from the name of the model or adapter, all earlier
+    tokens, the seed and the number. The name "sim" counts as none."""
 
     def __init__(self, block_size: int, vocabulary: Sequence[tuple[int, str]]) -> None:
         self._size = block_size
         self._ids = [token_id for token_id, _ in vocabulary]
         self._texts = dict(vocabulary)
         self._factors: list[int] = []  # of the token at each position
-        self._cache: dict[tuple[bytes, int, int], list[int]] = {}
+        self._cache: dict[tuple[str, bytes, int, int], list[int]] = {}
 
     def text(self, token_ids: Iterable[int]) -> str:
         """Return the text of these token ids."""
         return "".join(self._texts.get(token_id, "?") for token_id in token_ids)
 
-    def answer(self, prompt: bytes, sampling: Mapping[str, Any]) -> list[int]:
+    def answer(self, prompt: bytes, sampling: Mapping[str, Any], name: str = "sim") -> list[int]:
         """Return the token ids of the answer, which ends only at `max_tokens`."""
         seed = mix((sampling["seed"] or 0) & MASK) | 1 if sampling["temperature"] > 0 else 0
-        key = (prompt, seed, sampling["max_tokens"])
+        key = (name, prompt, seed, sampling["max_tokens"])
         if key not in self._cache:
-            self._cache[key] = self._draw(memoryview(prompt).cast("i").tolist(), seed, key[2])
+            digest = b"" if name == "sim" else blake2b(name.encode(), digest_size=8).digest()
+            tokens, start = memoryview(prompt).cast("i").tolist(), int.from_bytes(digest, "little")
+            self._cache[key] = self._draw(tokens, start, seed, sampling["max_tokens"])
         return self._cache[key]
 
-    def _draw(self, tokens: list[int], seed: int, count: int) -> list[int]:
-        folded = whole = open_sum = at = 0
+    def _draw(self, tokens: list[int], start: int, seed: int, count: int) -> list[int]:
+        folded, whole, open_sum, at = 0, 0, start, 0
         prompt_tokens, total = len(tokens), len(tokens) + count
         self._factors += [mix((n + 1) * FOLD & MASK) for n in range(len(self._factors), total)]
         while True:
@@ -169,7 +173,10 @@ def expected_of(
             odd.append(f"{request_id}: attempt {work['attempt']} has another prompt")
         if not request["retrieval"] and prompt != request["prompt_tokens"]:
             odd.append(f"{request_id}: attempt {work['attempt']} has not its own prompt")
-        expected[request_id] = answer = engine.answer(prompt, request["sampling"])
+        name = request.get("adapter") or request.get("model") or "sim"
+        if name != (work.get("adapter") or work.get("model") or "sim"):
+            odd.append(f"{request_id}: attempt {work['attempt']} is of another model or adapter")
+        expected[request_id] = answer = engine.answer(prompt, request["sampling"], name)
         prior = memoryview(whole[len(prompt) :]).cast("i").tolist()
         if prior != answer[:prior_tokens]:
             odd.append(f"{request_id}: attempt {work['attempt']} goes on from other tokens")
@@ -196,15 +203,13 @@ def check_outcomes(
         if end["kind"] == "completed" and end["completion_tokens"] != right:
             short.append(f"{request_id}: {end['completion_tokens']} tokens of {right}")
     return {
-        "requests": len(requests),
-        "kinds": dict(Counter(end["kind"] for end in ends.values())),
+        "requests": len(requests), "kinds": dict(Counter(end["kind"] for end in ends.values())),
         "completed": {request_id for request_id, end in ends.items() if end["kind"] == "completed"},
-        "without": summarize(requests.keys() - ends.keys()),
-        "double": summarize(double),
+        "without": summarize(requests.keys() - ends.keys()), "double": summarize(double),
         "of_no_request": summarize(ends.keys() - requests.keys()),
         "lost": summarize(failures),
         "of_other_lengths": summarize(short),
-    }
+    }  # fmt: skip
 
 
 def check_frames(
@@ -261,12 +266,11 @@ def check_answers(
         if answer["ended"] == "whole" and request_id not in completed:
             faults["not_on_the_log"].append(f"{name}: no outcome says completed")
     return {
-        "answers": len(answers),
-        "ended": dict(Counter(answer["ended"] for answer in answers)),
+        "answers": len(answers), "ended": dict(Counter(answer["ended"] for answer in answers)),
         "resumes": sum(answer["resumes"] for answer in answers),
         "tokens": sum(len(answer["token_ids"]) for answer in answers),
         **{name: summarize(labels) for name, labels in faults.items()},
-    }
+    }  # fmt: skip
 
 
 def difference(got: list[int], right: list[int], *, is_whole: bool) -> str:
@@ -301,10 +305,9 @@ async def check_history(task: Mapping[str, Any], decoder: RecordDecoder) -> dict
     outcomes = check_outcomes(requests, topics["outcomes"], expected)
     return {
         "clients": check_answers(answers, expected, outcomes.pop("completed"), engine),
-        "outcomes": outcomes,
         "frames": check_frames(topics["tokens"], expected, engine, left_out),
-        "orders": summarize(odd),
-    }
+        "outcomes": outcomes, "orders": summarize(odd),
+    }  # fmt: skip
 
 
 def check_pair(
@@ -407,8 +410,7 @@ def check_usage(
         numbers[record.partition].append(record.value["number"])
     pairs = {name: (tokens, used.get(name, (0, 0))) for name, tokens in counted.items()}
     return {
-        "records": len(usage),
-        "requests": len(accepted),
+        "records": len(usage), "requests": len(accepted),
         "requests_without_record": summarize(accepted - record_counts.keys()),
         "records_without_request": summarize(record_counts.keys() - accepted),
         "double": summarize(name for name, count in record_counts.items() if count > 1),
@@ -419,7 +421,7 @@ def check_usage(
             abs(a - b) for tokens, has in pairs.values() for a, b in zip(tokens, has, strict=True)
         ),
         "unequal": summarize((name, *both) for name, both in pairs.items() if both[0] != both[1]),
-    }
+    }  # fmt: skip
 
 
 def check_batch(
@@ -429,12 +431,10 @@ def check_batch(
     line_ids = Counter(line["custom_id"] for line in lines)
     answer_ids = Counter(answer["custom_id"] for answer in (*out, *errors))
     return {
-        "lines": line_ids.total(),
-        "answers": len(out),
-        "errors": len(errors),
+        "lines": line_ids.total(), "answers": len(out), "errors": len(errors),
         "missing": summarize((line_ids - answer_ids).elements()),
         "double": summarize((answer_ids - line_ids).elements()),
-    }
+    }  # fmt: skip
 
 
 def summarize(labels: Iterable[Any]) -> dict[str, Any]:

@@ -1,48 +1,86 @@
-"""Implements `trivium pool`: moves running workers between pools."""
+"""Implements `trivium pool`: moves running workers between pools, and between models."""
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infra.cli.options import AsJson, Bootstrap, Config, roles_from, settings_of_running
 from infra.terminal.output import print_json
+from infra.terminal.printable import printable
+from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from schemas.settings import LogSettings
 
+_MOVE_S, _LOAD_S = 30.0, 240.0
+
 app = typer.Typer(
-    help="Move workers between pools, without a restart.",
+    help="Move workers between pools and models.",
     no_args_is_help=True,
 )
 
 
 @app.callback()
 def _group() -> None:
-    """Move workers between pools, without a restart."""
+    """Move workers between pools and models."""
 
 
 @app.command(epilog="Example: trivium pool move prefill-1 --to decode")
 def move(
     worker: Annotated[str, typer.Argument(help="Id of the worker; `trivium status` shows ids.")],
     to: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option("--to", help="New role: prefill, decode or replica; several with a comma."),
-    ],
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the fleet.")] = 30,
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Name of the model to serve from now on.")
+    ] = None,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Seconds to wait.", show_default="30, or 240 for another model"),
+    ] = None,
     config: Config = None,
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a worker other roles; it finishes its requests and keeps its engine and caches.
+    """Give a worker other roles, or another model; it finishes its requests first.
+
+    With other roles, it keeps its engine and caches. With another model, `trivium up` restarts it:
+    it drains, loads the model, and joins again. Where it runs without `trivium up`, restart it by
+    hand with another `--model`.
 
     Examples: `trivium pool move decode-0 --to prefill`, `trivium pool move decode-0 --to
-    prefill,decode`. A worker of `trivium up` that is restarted keeps these roles. A worker started
-    by hand, or by another `trivium up`, has the roles of its command line again.
+    prefill,decode`, `trivium pool move decode-1 --model large`. A worker of `trivium up` that is
+    restarted keeps its roles and its model. A worker started by hand, or by another `trivium up`,
+    has those of its command line again.
     """
-    roles = roles_from(to, "--to")
+    if (model is None) == (not to):
+        raise ConfigError("pool move: expected either --to or --model")
+    if model is not None:
+        asyncio.run(_load(worker, model, timeout_s or _LOAD_S, as_json))
+        return
+    roles = roles_from(to or [], "--to")
     log = settings_of_running(config, bootstrap).log
-    asyncio.run(_move(log, worker, roles, timeout_s, as_json))
+    asyncio.run(_move(log, worker, roles, timeout_s or _MOVE_S, as_json))
+
+
+async def _load(worker_id: str, model: str, timeout_s: float, as_json: bool) -> None:
+    from rich.console import Console
+
+    from infra.stack.rolling import load_model
+
+    began_s = time.monotonic()
+    with Console(stderr=True).status(f"{worker_id}: drains, and loads {printable(model)}"):
+        before = await load_model(worker_id, model, folder=None, process_timeout_s=timeout_s)
+    took_s = time.monotonic() - began_s
+    if as_json:
+        took_ms = round(1_000 * took_s)
+        names = {"worker_id": worker_id, "model_before": before, "model": model}
+        print_json({**names, "took_ms": took_ms})
+    else:
+        print(f"{worker_id}: serves {model} now instead of {before}, after {took_s:.1f} s")
 
 
 async def _move(

@@ -11,12 +11,14 @@ import typer
 
 from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
 from infra.terminal.output import print_json, stdout_console
+from infra.terminal.printable import printable
 from schemas.errors import NotReady
 
 if TYPE_CHECKING:
     from infra.scaling.scaler import Scaler, ScalingPlan
     from infra.stack.configuration import Settings
     from infra.stack.fleet_watch import FleetWatch
+    from schemas.records import Backlog
 
 _LOOK_S = 1.0
 
@@ -121,21 +123,34 @@ def _show(look: "ScalingPlan", as_json: bool) -> None:
 
 def _tree(look: "ScalingPlan") -> dict[str, Any]:
     pools = [{**asdict(pool), "role": pool.role.value} for pool in look.pools]
-    return {"backlog": asdict(look.backlog), "pools": pools}
+    backlogs = [asdict(backlog) for backlog in look.backlogs]
+    only = {"backlog": backlogs[0]} if len(backlogs) == 1 else {}
+    return {**only, "backlogs": backlogs, "pools": pools}
 
 
 def _table(look: "ScalingPlan") -> Any:
     from rich.table import Table
+    from rich.text import Text
 
-    backlog = look.backlog
-    title = f"{backlog.requests_per_s:.1f} requests/s; {backlog.waiting} wait"
-    if backlog.waiting:
-        title += f", the oldest for {backlog.oldest_ms / 1_000:.1f} s"
-    table = Table(
-        "pool", "has", "wants", "work", "why", box=None, title=title, title_justify="left"
+    models = ["model"] * (len(look.backlogs) > 1)
+    title = Text(
+        "\n".join(
+            f"{printable(backlog.model)}: " * len(models) + _backlog_words(backlog)
+            for backlog in look.backlogs
+        )
     )
-    table.columns[4].overflow = "fold"
+    heads = (*models, "pool", "has", "wants", "work", "why")
+    table = Table(*heads, box=None, title=title, title_justify="left")
+    table.columns[-1].overflow = "fold"
     for pool in look.pools:
         numbers = (str(pool.present), str(pool.workers), f"{pool.work:.2f}")
-        table.add_row(pool.role.value, *numbers, pool.why)
+        model = [Text(printable(pool.model))] * len(models)
+        table.add_row(*model, pool.role.value, *numbers, pool.why)
     return table
+
+
+def _backlog_words(backlog: "Backlog") -> str:
+    words = f"{backlog.requests_per_s:.1f} requests/s; {backlog.waiting} wait"
+    if backlog.waiting:
+        words += f", the oldest for {backlog.oldest_ms / 1_000:.1f} s"
+    return words

@@ -47,9 +47,9 @@ Kind = Annotated[
 ]
 _WORKER, _ROUTER = in_panel("Of a worker"), in_panel("Of a router")
 _GATEWAY = in_panel("Of a gateway")
-_RETRIEVAL, _EMBEDDING = in_panel("Of a retrieval worker"), in_panel("Of an embedding worker")
+_RETRIEVAL, _MODEL = in_panel("Of a retrieval worker"), in_panel("Of a worker or embedding worker")
 _OPTIONS = {  # by kind, the options that only it has
-    "worker": ("role", "engine"),
+    "worker": ("role", "engine", "model"),
     "router": ("shadow", "policy", "set"),
     "gateway": ("host", "port"),
     "bridge": (),
@@ -89,9 +89,10 @@ def run(
     ] = None,
     model: Annotated[
         str | None,
-        _EMBEDDING(
-            help="Embedder: all-minilm-l6-v2, hash, or the folder of a model.",
-            show_default="all-minilm-l6-v2; hash beside simulated engines",
+        _MODEL(
+            help="Of a worker: name of its model, if the settings have several. Of an embedding "
+            "worker: all-minilm-l6-v2, hash, the folder of a model, or the name of another pool.",
+            show_default="the first model; all-minilm-l6-v2, or hash beside simulated engines",
         ),
     ] = None,
     config: Config = None,
@@ -114,7 +115,8 @@ def run(
     would have placed their requests, for `trivium replay log --shadow`.
 
     Examples: `trivium run worker --role prefill --engine sim --bootstrap kafka:9092`,
-    `trivium run worker --role prefill,decode`, `trivium run gateway --port 8001 --id gateway-1`,
+    `trivium run worker --role prefill,decode --model small`,
+    `trivium run gateway --port 8001 --id gateway-1`,
     `trivium run retrieval --shard 0/2 --id left-a`, `trivium run embedding --model ./my-embedder`,
     `trivium run router --shadow --policy static --set local_share=0.5`
     """
@@ -129,12 +131,12 @@ def run(
         bootstrap,
         worker={"engine": engine},
         retrieval={"device": device},
-        embedding={"model": model},
         gateway={"host": host, "port": port},
     )
     match kind:
         case "worker":
             roles = roles_from(role or [], "--role")
+            settings = settings.for_model(model or "")
             process: Process = partial(_worker, roles=roles)
             member_id = member_id or _default_id(roles[0].value)
         case "router":
@@ -151,8 +153,12 @@ def run(
             place = ShardPlace.parse(shard or "0/1")
             process = partial(_retrieval, place=place)
             member_id = member_id or f"{_default_id('retrieval')}-{place.shard}"
+        case "embedding":
+            settings, pool = _embedding_pool(settings, model or "")
+            process = partial(_embedding, pool=pool)
+            member_id = member_id or _default_id(f"embedding-{pool}" if pool else kind)
         case _:
-            process = {"gateway": _gateway, "bridge": _bridge, "embedding": _embedding}[kind]
+            process = _gateway if kind == "gateway" else _bridge
     _serve(partial(_with_codec, process, settings, member_id or _default_id(kind)), log_level)
 
 
@@ -161,8 +167,8 @@ def _check_options(kind: str, names: set[str]) -> None:
     if kind not in _OPTIONS:
         raise ConfigError(f"run: expected one of {', '.join(_OPTIONS)}, found {kind!r}")
     if wrong := sorted(names - set(_OPTIONS[kind])):
-        kinds = [name for name, options in _OPTIONS.items() if wrong[0] in options]
-        raise ConfigError(f"--{wrong[0]}: expected with run {kinds[0]}, found with run {kind}")
+        kinds = " or ".join(name for name, options in _OPTIONS.items() if wrong[0] in options)
+        raise ConfigError(f"--{wrong[0]}: expected with run {kinds}, found with run {kind}")
     if kind == "worker" and "role" not in names:
         raise ConfigError("--role: expected prefill, decode or replica, found none")
 
@@ -181,7 +187,7 @@ async def _worker(settings: "Settings", name: str, *, roles: "list[Role]", **run
     from schemas.model.parsers import parsers_of
     from workers.runtime import run_worker
 
-    resolved = await asyncio.to_thread(_with_model_folder, settings)
+    resolved = await asyncio.to_thread(_with_adapters, settings)
     parsers = await asyncio.to_thread(parsers_of, resolved.model)
     logging.getLogger("trivium").info(
         "tool parser: %s, reasoning parser: %s", parsers.tool, parsers.reasoning
@@ -197,6 +203,27 @@ async def _retrieval(
     from workers.retrieval.worker import RetrievalWorker
 
     await RetrievalWorker(settings.log, settings.retrieval, place, name, codec).run(stop)
+
+
+def _embedding_pool(settings: "Settings", model: str) -> "tuple[Settings, str]":
+    """Return the settings, and the name of the pool whose model this is; the model of no other pool
+    is the first one's."""
+    embedding = settings.embedding
+    if model in [pool.public_name for pool in embedding.pools]:
+        return settings, model
+    if model:
+        embedding = dataclasses.replace(embedding, model=model)
+    return dataclasses.replace(settings, embedding=embedding), ""
+
+
+def _embedders(settings: "Settings") -> list[str]:
+    """Return the names of the embedding models; none if there is only one, which workers tell."""
+    if not settings.embedding.pools:
+        return []
+    from workers.embed.embedders.choose import public_embedder
+
+    first = public_embedder(settings.embedding, settings.worker.engine)
+    return [first, *(pool.public_name for pool in settings.embedding.pools)]
 
 
 async def _embedding(settings: "Settings", name: str, **run: Any) -> None:
@@ -231,15 +258,18 @@ async def _gateway(settings: "Settings", name: str, **run: Any) -> None:
     resolved = await asyncio.to_thread(_with_model_folder, settings)
     key = event_key(resolved.gateway.event_key, home())
     gateway = dataclasses.replace(resolved.gateway, event_key=key)
-    await run_gateway(resolved.log, gateway, resolved.model, gateway_id=name, **run)
+    embedders = _embedders(resolved)
+    await run_gateway(
+        *(resolved.log, gateway, resolved.models), gateway_id=name, embedders=embedders, **run
+    )
 
 
 async def _bridge(settings: "Settings", name: str, **run: Any) -> None:
     from streams.bridge.process import run_bridge
 
     resolved = await asyncio.to_thread(_with_model_folder, settings)
-    parts = resolved.log, resolved.bridge, resolved.gateway, resolved.model
-    await run_bridge(*parts, bridge_id=name, **run)
+    parts = resolved.log, resolved.bridge, resolved.gateway, resolved.models
+    await run_bridge(*parts, bridge_id=name, embedders=_embedders(resolved), **run)
 
 
 def _default_id(kind: str) -> str:
@@ -247,14 +277,23 @@ def _default_id(kind: str) -> str:
 
 
 def _with_model_folder(settings: "Settings") -> "Settings":
-    """Return the settings with the model's folder, downloaded or found, and its name."""
+    """Return the settings with the folder of each model, downloaded or found, and its name."""
     from workers.models.folder import resolve_model
 
     def log_progress(what: str) -> None:
         logging.getLogger("trivium").info("%s", what)
 
-    model = resolve_model(settings.model, settings.worker.engine, report=log_progress)
-    return dataclasses.replace(settings, model=model)
+    engine = settings.worker.engine
+    models = [resolve_model(model, engine, report=log_progress) for model in settings.models]
+    return settings.with_models(models)
+
+
+def _with_adapters(settings: "Settings") -> "Settings":
+    """Return the settings as `_with_model_folder` does, and with the folders of adapters."""
+    from schemas.model.adapters import resolve_adapters
+
+    resolved = _with_model_folder(settings)
+    return resolved.with_models([resolve_adapters(model) for model in resolved.models])
 
 
 def _serve(process: UntilStopped, log_level: str) -> None:

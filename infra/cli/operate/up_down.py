@@ -23,7 +23,7 @@ from infra.cli.options import (
 from infra.processes.identity import GRACE_S, PRIVATE
 from infra.stack.statefile import StackState, read_state
 from infra.terminal.output import print_json
-from schemas.errors import NotReady
+from schemas.errors import ConfigError, NotReady
 from schemas.state_folder import home, private_folder
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ Count = Annotated[int, typer.Option(min=0)]
 def up(
     prefill: Annotated[int | None, typer.Option(help="Prefill workers.", show_default="1")] = None,
     decode: Annotated[int | None, typer.Option(help="Decode workers.", show_default="1")] = None,
-    replica: Annotated[int, typer.Option(help="Replica workers, which do both phases.")] = 0,
+    replica: Annotated[
+        int | None, typer.Option(help="Replica workers, which do both phases.", show_default="0")
+    ] = None,
     retrieval: Annotated[int, typer.Option(help="Retrieval workers.")] = 0,
     shards: Annotated[int, typer.Option(help="Shards of the documents.")] = 1,
     embedding: Annotated[
@@ -51,10 +53,11 @@ def up(
     bridges: Annotated[int, typer.Option(help="Bridges, which answer prompts on topics.")] = 1,
     engine: Engine = None,
     model: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="Model: a folder, Hugging Face name, smollm2-135m-instruct or tiny.",
-            show_default="the first of these two; with --engine sim `sim`, which says words",
+            help="Model: a folder, Hugging Face name, smollm2-135m-instruct or tiny. Repeat it for "
+            "several models, each with these numbers of workers.",
+            show_default="smollm2-135m-instruct; with --engine sim `sim`, which says words",
         ),
     ] = None,
     revision: Annotated[
@@ -87,17 +90,22 @@ def up(
 
     Examples: `trivium up --engine sim --prefill 2`, `trivium up --replica 1 -d`,
     `trivium up --retrieval 4 --shards 2`, `trivium up --autoscale --workers-max 6`,
+    `trivium up --model ./small --model ./large --replica 1`,
     `trivium up --bootstrap kafka:9092`, `trivium up -d --json | jq -r .gateways[0]`
     """
     from infra.stack.launcher import Stack
     from infra.stack.plan import StackPlan
     from infra.terminal.stack_display import JsonLines, LiveTable, PlainLines
 
+    paths = model or []
+    if len(paths) > 1 and revision is not None:
+        raise ConfigError("--revision: expected with one --model; set it in tables [[models]]")
     settings = settings_from(
         config,
         bootstrap,
+        models=paths if len(paths) > 1 else (),
         worker={"engine": engine},
-        model={"path": model, "revision": revision},
+        model={"path": paths[0] if len(paths) == 1 else None, "revision": revision},
         gateway={"port": port},
         scaling={"workers_max": workers_max},
     )
@@ -105,20 +113,19 @@ def up(
     if detach:
         _detach(as_json)
         return
-    pools = 0 if replica and prefill is None and decode is None else 1  # replicas need no pools
+    embedding = min(1, retrieval) if embedding is None else embedding
+    pools = settings.embedding.pools if embedding else ()
     plan = StackPlan(
-        prefill=pools if prefill is None else prefill,
-        decode=pools if decode is None else decode,
-        replica=replica,
         retrieval=retrieval,
         shards=shards,
-        embedding=min(1, retrieval) if embedding is None else embedding,
+        embedding=embedding,
+        embedders=tuple(pool.public_name for pool in pools for _ in range(pool.workers)),
         routers=routers,
         gateways=gateways,
         bridges=bridges,
         broker=bootstrap is None and not names_broker(settings),
         seats=settings.scaling.workers_max if autoscale else 0,
-    )
+    ).for_models(settings.worker_counts({"prefill": prefill, "decode": decode, "replica": replica}))
     stack = Stack(settings, plan)
     scaler = _scaler(stack) if autoscale else None
     lines = PlainLines if plain or not sys.stdout.isatty() else LiveTable

@@ -158,7 +158,7 @@ async def _read_listing(log: "LogSettings") -> dict[str, Any]:
     embeds = any(member.registration.embedding is not None for member in living)
     return {
         "collections": [row.as_plain() for _, row in sorted(rows.items())],
-        "documents_waiting": await _count_waiting(log) if embeds else None,
+        "documents_waiting": await _count_waiting(log, fleet.view) if embeds else None,
         "retrieval_workers": sum(member.search is not None for member in living),
         "records_behind": max([0, *[member.search.behind for member in living if member.search]]),
     }
@@ -208,21 +208,26 @@ async def _read_declarations(log: "LogSettings", codec: Any) -> "Iterable[Collec
     return declarations.values()
 
 
-async def _count_waiting(log: "LogSettings") -> int:
-    """Count the records of `documents` that the embedding pool has not acknowledged."""
+async def _count_waiting(log: "LogSettings", view: "FleetView") -> int:
+    """Count the records of `documents` that an embedding pool has not acknowledged."""
     from aiokafka import TopicPartition
 
+    from streams.log.clock import wall_ms
     from streams.log.connecting import query_client
-    from streams.log.documents import embedding_group
+    from streams.log.documents import embedding_groups
 
     topic = log.topic_prefix + "documents"
     places = [TopicPartition(topic, partition) for partition in range(log.document_partitions)]
-    async with query_client(log, embedding_group(log)) as consumer:
-        consumer.assign(places)
-        ends = await consumer.end_offsets(places)
-        first = await consumer.beginning_offsets(places)
-        positions = {place: await consumer.committed(place) or first[place] for place in places}
-    return sum(max(0, ends[place] - positions[place]) for place in places)
+    waiting = dict.fromkeys(places, 0)
+    for group in embedding_groups(log, view, wall_ms()):
+        async with query_client(log, group) as consumer:
+            consumer.assign(places)
+            ends = await consumer.end_offsets(places)
+            first = await consumer.beginning_offsets(places)
+            for place in places:
+                position = await consumer.committed(place) or first[place]
+                waiting[place] = max(waiting[place], ends[place] - position)
+    return sum(waiting.values())
 
 
 def _show(listing: dict[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 All bridges together use a share of the credits that workers grant, so that other callers find free
 ones. The owner with the fewest slots of a bridge gets the next one. An owner is a tenant or a topic
-pair, so no owner waits for all earlier prompts of another.
+pair, so no owner waits for all earlier prompts of another. Each model has slots of its own, so that
+prompts for a model without workers wait for none of another's.
 """
 
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from schemas.fleet import Member
 from schemas.records import Role
@@ -27,7 +29,7 @@ def limit(workers: Iterable[Member], bridges: int, *, share: float, in_flight_ma
 
 
 class Slots:
-    """Slots of a bridge; one owner's waiters get them in the order of `acquire`."""
+    """Slots of one model of a bridge; one owner's waiters get them in the order of `acquire`."""
 
     def __init__(self, limit: Callable[[], int]) -> None:
         """Create one; the value of `limit` may change, and `hand_out` reads it each time."""
@@ -75,3 +77,26 @@ class Slots:
             if not waiter.cancelled():
                 self._in_use[owner] += 1
                 waiter.set_result(None)
+
+
+class ModelSlots:
+    """The slots of a bridge by model."""
+
+    def __init__(self, models: Iterable[str], limit: Callable[[str, int], int]) -> None:
+        """Create one; `limit` returns how many slots a model has while the other models together
+        use so many. Its value may change."""
+        self._slots = {model: Slots(partial(self._limit_of, model)) for model in models}
+        self._limit = limit
+
+    def _limit_of(self, model: str) -> int:
+        used_by_others = sum(slots.in_use for name, slots in self._slots.items() if name != model)
+        return self._limit(model, used_by_others)
+
+    def of(self, model: str) -> Slots:
+        """Return the slots of a model."""
+        return self._slots[model]
+
+    def hand_out(self) -> None:
+        """Hand free slots to waiters of all models."""
+        for slots in self._slots.values():
+            slots.hand_out()

@@ -6,7 +6,7 @@ new epoch.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 from schemas.codec import Codec
@@ -32,6 +32,7 @@ from streams.log.reading.faults import FAULTS
 from streams.log.retry import Backoff
 
 logger = logging.getLogger(__name__)
+_ANSWERING = frozenset((Role.DECODE, Role.REPLICA))
 
 
 class CallMember:
@@ -50,7 +51,7 @@ class CallMember:
         member_id: str,
         started_ms: int,
         url: str,
-        models: frozenset[str],
+        models: Sequence[str],
         hub: Hub,
         sender: LogSender,
         tokens: TokenReader,
@@ -60,15 +61,17 @@ class CallMember:
         self._started_ms = started_ms  # of the process, in all epochs; routers use it as its id
         self._epoch = 0
         self._url = url
-        self._models = models
+        self._models = models  # that calls may name, without adapters
         self._hub, self._sender, self._tokens = hub, sender, tokens
         self._membership: Membership | None = None
         sender.check_membership = self._valid_membership
 
-    def reply_position(self) -> tuple[int, int]:
+    def reply_position(self, model: str = "", adapter: str = "") -> tuple[int, int]:
         position, membership = self.tokens_position(), self._valid_membership()
-        if not self._has_ready_worker(membership, Role.DECODE, Role.REPLICA):
-            raise NotReady("no worker serves the model at the moment; try again later")
+        if not self._has_ready_worker(membership, model, adapter):
+            names_it = adapter or (model and len(self._models) > 1)
+            what = f"the model {adapter or model!r}" if names_it else "the model"
+            raise NotReady(f"no worker serves {what} at the moment; try again later")
         return position
 
     def tokens_position(self) -> tuple[int, int]:
@@ -95,12 +98,16 @@ class CallMember:
         read."""
         return membership.view.living(kind, membership.view.members[self._member_id].seen_ms)
 
-    def _has_ready_worker(self, membership: Membership, *roles: Role) -> bool:
+    def _has_ready_worker(self, membership: Membership, model: str = "", adapter: str = "") -> bool:
+        """Return whether a worker that can answer is ready, of any served model if none is
+        named."""
+        models = (model,) if model else self._models
         return any(
             member.state is MemberState.READY
-            and member.registration.capability is not None
-            and member.registration.capability.model in self._models
-            and not set(roles).isdisjoint(member.registration.roles)
+            and (capability := member.registration.capability) is not None
+            and capability.model in models
+            and (not adapter or adapter in capability.adapters)
+            and not _ANSWERING.isdisjoint(member.registration.roles)
             for member in self._living(membership, MemberKind.WORKER)
         )
 
@@ -132,7 +139,7 @@ class CallMember:
             return []
         return list(self._living(membership, kind))
 
-    def servers(self) -> list[Registration]:
+    def servers(self, model: str) -> list[Registration]:
         registrations = (
             member.registration
             for member in self.view().members.values()
@@ -142,10 +149,7 @@ class CallMember:
             registration
             for registration in registrations
             if registration.kind is MemberKind.ROUTER
-            or (
-                registration.capability is not None
-                and registration.capability.model in self._models
-            )
+            or (registration.capability is not None and registration.capability.model == model)
         ]
 
     def problems(self) -> list[str]:
@@ -156,13 +160,23 @@ class CallMember:
         problems = []
         if not any(self._living(membership, MemberKind.ROUTER)):
             problems.append("no router is alive")
-        if not self._has_ready_worker(membership, Role.DECODE, Role.REPLICA):
+        if not self._has_ready_worker(membership):
             problems.append("no decode worker is ready, nor a replica")
         for partition in self._tokens.positions:
             place = f"{self._log.topic_prefix}tokens[{partition}]"
             if why := FAULTS.why_failing(place):
                 problems.append(f"{place}: {why}")
         return problems
+
+    def unserved(self) -> list[str]:
+        membership = self._membership
+        if len(self._models) == 1 or membership is None or self.problems():
+            return []
+        return [
+            f"model {model!r}: no decode worker is ready, nor a replica"
+            for model in self._models
+            if not self._has_ready_worker(membership, model)
+        ]
 
     async def run(self, *topics: Coroutine[Any, Any, None]) -> None:
         """Join the fleet, and join again after every failure of the log, until cancelled.

@@ -7,13 +7,13 @@ chats.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Any, Protocol
 
 from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable
+from schemas.errors import BrokerUnavailable, NotReady, UnknownModel
 from schemas.records import Document, Quoted
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
@@ -32,10 +32,13 @@ logger = logging.getLogger(__name__)
 class RetrievalPool(Protocol):
     """The retrieval pool: it embeds texts, and stores and searches documents."""
 
-    async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
-        """Embed all texts or none.
+    async def embed(
+        self, texts: Texts, *, deadline_ms: int, tenant: str = "", embedder: str = ""
+    ) -> EmbeddedTexts:
+        """Embed all texts or none, by a model that is named with or without its version; by the
+        deployment's first if none is named.
 
-        Raises NotReady, DeadlineExceeded, BrokerUnavailable and InvalidRequest.
+        Raises UnknownModel, NotReady, DeadlineExceeded, BrokerUnavailable and InvalidRequest.
         """
 
     async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> RetrievalResult:
@@ -56,16 +59,34 @@ class RetrievalPool(Protocol):
 class LogPool:
     """The retrieval pool behind the log; call `close` at the end."""
 
-    def __init__(self, log: LogSettings, codec: Codec, member_id: str, join_ms: int) -> None:
-        self._log, self._codec = log, codec
+    def __init__(
+        self,
+        log: LogSettings,
+        codec: Codec,
+        member_id: str,
+        join_ms: int,
+        embedders: Collection[str] = (),
+    ) -> None:
+        """Set up a client; `embedders` are names of models that the settings have, without
+        versions: calls to one of them wait for its workers."""
+        self._log, self._codec, self._embedders = log, codec, embedders
         self._member_id = member_id
         self._join_ms = join_ms
         self._joined: asyncio.Future[RetrievalClient] | None = None
         self._member_task: asyncio.Task[None] | None = None
 
-    async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
+    async def embed(
+        self, texts: Texts, *, deadline_ms: int, tenant: str = "", embedder: str = ""
+    ) -> EmbeddedTexts:
         client = await self._client(deadline_ms)
-        return await client.embed(texts, deadline_ms=deadline_ms, tenant=tenant)
+        try:
+            return await client.embed(
+                texts, deadline_ms=deadline_ms, tenant=tenant, embedder=embedder
+            )
+        except UnknownModel:
+            if embedder not in self._embedders:
+                raise
+            raise NotReady(f"no embedding worker of {embedder} is ready; try again later") from None
 
     async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> RetrievalResult:
         client = await self._client(deadline_ms)

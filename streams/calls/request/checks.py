@@ -10,7 +10,7 @@ import os
 import re
 import resource
 import sys
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from streams.calls.request.tokenizer import Tokenizer
 
 MEMORY_BYTES_MAX = 4 << 30
 SCHEMAS_MAX = 256  # compiled schemas
+TOKENIZERS_MAX = 2
 REASON_CHARS_MAX = 1_000
 READY = "ready"
 
@@ -109,7 +110,7 @@ def chat(folder: str, fields: dict[str, Any]) -> dict[str, Any]:
     return {"ids": tokenizer.encoder.ids(pieces).tolist()}
 
 
-@cache
+@lru_cache(TOKENIZERS_MAX)
 def _tokenizer(folder: str) -> Tokenizer:
     return Tokenizer(Path(folder))
 

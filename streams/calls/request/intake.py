@@ -11,7 +11,6 @@ from typing import Any
 
 from schemas.errors import InvalidRequest, PromptTooLong
 from schemas.model.parser_rules import NONE
-from schemas.model.parsers import NO_PARSERS, ParserNames
 from schemas.records import Endpoint, Parsing, Sampling, Structured
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import shorten
@@ -31,21 +30,10 @@ from streams.calls.request.body import (
 from streams.calls.request.chat import Chat, chat_of
 from streams.calls.request.form import form_of
 from streams.calls.request.refused import WHY_NO_PROMPT_LOGPROBS, refuse_extras
-from streams.calls.request.search import PromptSearch, collection_of, search_body_of, search_of
-from streams.calls.request.tokenizer import Tokenizer
+from streams.calls.request.search import PromptSearch, search_body_of, search_of
+from streams.calls.request.served import ModelCard, ServedModel, ServedModels
 from streams.calls.request.tools import budget_of, parsing_of, tools_of
 from streams.config import ORCHESTRATIONS, POLICIES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """The model that this deployment serves."""
-
-    name: str
-    tokenizer: Tokenizer
-    max_model_len: int
-    created_s: int
-    parsers: ParserNames = NO_PARSERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +41,7 @@ class CallIntake:
     """A body that passed every check. Choices of one prompt differ only in their seeds."""
 
     endpoint: Endpoint
+    card: ModelCard  # of the model or adapter that the call names
     body: GenerationBody
     prompts: Sequence[Sequence[int]]
     samplings: Sequence[Sampling]  # one per prompt
@@ -86,27 +75,33 @@ class CallIntake:
 
 
 async def take_in(
-    raw: bytes, endpoint: Endpoint, served: ServedModel, settings: GatewaySettings, tenant: str = ""
+    raw: bytes,
+    endpoint: Endpoint,
+    models: ServedModels,
+    settings: GatewaySettings,
+    tenant: str = "",
 ) -> CallIntake:
     """Parse and check a call's body, and tokenise its prompt."""
     body: ChatBody | CompletionBody
     if endpoint is Endpoint.CHAT:
         body = parse(ChatBody, raw)
     else:  # its prompt may be token ids
-        body = parse(CompletionBody, raw, VALUES_MAX + served.max_model_len)
-    return await take_in_body(body, served, settings, tenant)
+        body = parse(CompletionBody, raw, VALUES_MAX + models.len_max)
+    return await take_in_body(body, models, settings, tenant)
 
 
 async def take_in_body(
     body: ChatBody | CompletionBody,
-    served: ServedModel,
+    models: ServedModels,
     settings: GatewaySettings,
     tenant: str = "",
 ) -> CallIntake:
-    """Check what the types of a body do not, and tokenise its prompt. Slow checks run in other
-    processes."""
-    model = body.model or served.name
-    collection = "" if model == served.name else collection_of(model, served.name)
+    """Check what the types of a body do not, and tokenise its prompt by the model that it names.
+    Slow checks run in other processes."""
+    served, collection = models.resident.get(body.model), ""
+    if served is None:
+        served, collection = await models.of_call(body.model)
+    card = served.card
     if body.model_extra:
         refuse_extras(body.model_extra)
     include_usage = _include_usage(body, settings)
@@ -128,8 +123,8 @@ async def take_in_body(
     if isinstance(body, ChatBody):
         tools = tools_of(body) if body.names_tools else ()
         chat = chat_of(body, body.messages, served.tokenizer.template, tools)
-        if body.names_tools or served.parsers.reasoning != NONE:
-            parsing = await parsing_of(body, tools, chat, served.parsers, tenant)
+        if body.names_tools or card.parsers.reasoning != NONE:
+            parsing = await parsing_of(body, tools, chat, card.parsers, tenant)
         search = await _search(body, collection, chat, served, settings, tenant)
         if search is None:
             prompts = [_cut(await chat_prompt(chat, served, settings, tenant), body, tokens_max)]
@@ -154,6 +149,7 @@ async def take_in_body(
             echoes = _echoes(body, raw_prompts, whole_prompts, prompts, served)
     return CallIntake(
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETION,
+        card=card,
         body=body,
         prompts=prompts,
         samplings=[_sampling(body, form, prompt, served, settings, search) for prompt in prompts],
@@ -199,6 +195,14 @@ async def _search(
     if body.retrieval is None and not collection:
         return None
     search_body = search_body_of(body, collection)
+    if not served.card.reads_passages:
+        param = "model" if body.retrieval is None else "retrieval"
+        raise InvalidRequest(
+            f"{param}: passages have the tokens of the deployment's first model, and "
+            f"{served.card.name!r} has others; name a model with the same tokenizer, or search "
+            "nothing",
+            param,
+        )
     return await search_of(
         search_body,
         chat,
@@ -253,7 +257,7 @@ def _too_long(size_text: str, param: str, served: ServedModel, tokens_max: int) 
     """Build the error by which clients know to shorten a conversation or use another model:
     OpenAI's and vLLM's first sentence, and the error code. `tokens_max` is the limit of a prompt.
     """
-    limit = served.max_model_len
+    limit = served.card.max_model_len
     bound = f", and at most {tokens_max} of a prompt are served" if tokens_max < limit - 1 else ""
     return PromptTooLong(
         f"This model's maximum context length is {limit} tokens{bound}. However, your prompt has "
@@ -264,7 +268,7 @@ def _too_long(size_text: str, param: str, served: ServedModel, tokens_max: int) 
 
 def _prompt_tokens_max(served: ServedModel, settings: GatewaySettings) -> int:
     """Return the limit of a prompt in tokens; at least one token is left for the answer."""
-    limit = served.max_model_len
+    limit = served.card.max_model_len
     return min(limit - 1, settings.prompt_tokens_max or limit)
 
 
@@ -328,7 +332,7 @@ def _sampling(
     settings: GatewaySettings,
     search: PromptSearch | None,
 ) -> Sampling:
-    limit, count = served.max_model_len, len(prompt)
+    limit, count = served.card.max_model_len, len(prompt)
     param = "messages" if isinstance(body, ChatBody) else "prompt"
     if not count:
         raise InvalidRequest("prompt: expected at least one token, found none", "prompt")
@@ -340,7 +344,7 @@ def _sampling(
     sampling = sampling_of(
         body, form, prompt_tokens=count, limit=limit, reserved_tokens=free, vocab=vocab
     )
-    budget = budget_of(body, served.parsers) if isinstance(body, ChatBody) else None
+    budget = budget_of(body, served.card.parsers) if isinstance(body, ChatBody) else None
     return sampling if budget is None else replace(sampling, thinking_token_budget=budget)
 
 

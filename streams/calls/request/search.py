@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from schemas.errors import InvalidRequest, UnknownModel
+from schemas.errors import InvalidRequest
 from schemas.records import Retrieval, Sampling, Structured
 from schemas.rules import filters
 from schemas.rules.tokens import pack_tokens
@@ -22,7 +22,6 @@ from streams.calls.request.chat import Chat
 from streams.calls.request.probing import Form, Probe, probe_of, repeat_question
 from streams.calls.request.tokenizer import MarkedPrompt, Tokenizer
 
-ALIAS = "@"  # between a model and the collection that its chats search
 JOINT: Final = "\n"  # between two passages
 RETRIEVAL_SHARE: Final = 0.5  # of `ttft_ms`, for the search; the rest is for the prompt
 QUERY_CHARS_MAX = 8_192  # of the query; embedding models read less
@@ -95,19 +94,6 @@ class PromptSearch:
             probing=probing,
             reserved=self.reserved,
         )
-
-
-def collection_of(model: str, served: str) -> str:
-    """Return the collection in a model's name, or an empty text; raises UnknownModel."""
-    if model == served:
-        return ""
-    name, _, collection = model.rpartition(ALIAS)
-    if name != served or not collection:
-        raise UnknownModel(
-            f"model: expected {served!r}, found {model[:80]!r}; for answers that are looked up in "
-            f"a collection, {served}{ALIAS}COLLECTION"
-        )
-    return collection
 
 
 def search_body_of(body: ChatBody, collection: str) -> SearchBody:

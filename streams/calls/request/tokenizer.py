@@ -151,16 +151,23 @@ class MarkedPrompt:
 
 
 class Tokenizer:
-    """The tokenizer of the served model. `encode` may be called from any thread."""
+    """The tokenizer of one model. `encode` may be called from any thread."""
 
-    def __init__(self, folder: Path, *, inline_chars: int = INLINE_CHARS_MAX) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        inline_chars: int = INLINE_CHARS_MAX,
+        encoder: Encoder | None = None,
+    ) -> None:
+        """Load a model's tokenizer; `encoder` is one of the same tokenizer.json, to be shared."""
         file = folder / "tokenizer.json"
         if not file.exists():
             raise ConfigError(
                 f"{file}: no such file; the gateway needs a fast tokenizer (tokenizer.json)"
             )
         self._folder = folder
-        self.encoder = Encoder(file, inline_chars=inline_chars)
+        self.encoder = encoder or Encoder(file, inline_chars=inline_chars)
         raw = self.encoder.raw
         self.control = control_tokens_of(folder, raw)
         source, special = template_source_of(folder), special_tokens_of(folder)

@@ -372,7 +372,7 @@ class Hub:
     def _note_first_token(self, call: Call, now_s: float) -> None:
         call.first_token_s = now_s
         if self._metrics is not None:
-            self._metrics.first_token(now_s - call.arrived_s)
+            self._metrics.first_token(call.key.model, now_s - call.arrived_s)
 
     def _close_stream(self, stream: CallStream) -> None:
         self._streams.pop(stream.request_id, None)
@@ -384,6 +384,8 @@ class Hub:
         if end is not None:
             self._keep_end(stream, end)
             self._report_end(stream, end)
+            if self._metrics is not None:
+                self._metrics.answer(call.key.model, end.kind.value, stream.next_seq)
         if end is not None and end.kind is not OutcomeKind.COMPLETED:
             call.failed_end = call.failed_end or end
         if self._metrics is not None and stream.repeated_rows:

@@ -1,9 +1,9 @@
-"""Lends the decode role to a prefill worker while no worker that decodes lives.
+"""Lends the decode role to a prefill worker while no worker of its model that decodes lives.
 
-Without living decode or replica workers no request could end. So a prefill worker gets the decode
-role besides its own until another worker decodes. The first of the living routers orders that, one
-worker at a time; the others see it in the fleet. That router keeps the former roles only in memory:
-if it dies, the worker keeps both roles until an operator changes them.
+Without living decode or replica workers no request of a model could end. So a prefill worker gets
+the decode role besides its own until another worker decodes. The first of the living routers orders
+that, one worker at a time; the others see it in the fleet. That router keeps the former roles only
+in memory: if it dies, the worker keeps both roles until an operator changes them.
 
 The other pools need no such help: without prefill workers decode workers compute prompts, and
 without a retrieval pool answers report that. `streams/core/router.py` calls `check` once a second.
@@ -11,7 +11,7 @@ without a retrieval pool answers report that. `streams/core/router.py` calls `ch
 
 from schemas.records import AssignRoles, MemberKind, Role
 from streams.core.effects import LendRole
-from streams.core.fleet.workers import DECODERS, Fleet, Life, Worker
+from streams.core.fleet.workers import DECODERS, Fleet, Life, ModelPools, Worker
 
 
 class RoleLending:
@@ -26,7 +26,7 @@ class RoleLending:
         """Return the order to lend the role or take it back, once due for `after_ms`."""
         for life in [life for life in self._former_roles if self._fleet.is_lost(life, now_ms)]:
             del self._former_roles[life]
-        order = self._needed(now_ms) or self._spare(now_ms) if self._is_first(now_ms) else None
+        order = self._order(now_ms) if self._is_first(now_ms) else None
         if order is None or not self._after_ms:
             self._since_ms = None
         elif self._since_ms is None:
@@ -40,16 +40,21 @@ class RoleLending:
         routers = self._fleet.view.living(MemberKind.ROUTER, now_ms)
         return next((router.member_id for router in routers), "") == self._fleet.router_id
 
-    def _needed(self, now_ms: int) -> tuple[Worker, tuple[Role, ...]] | None:
+    def _order(self, now_ms: int) -> tuple[Worker, tuple[Role, ...]] | None:
+        """Return the worker of the first model that needs an order, with its new roles."""
+        models = [self._fleet.models[model] for model in sorted(self._fleet.models)]
+        orders = (self._needed(pools, now_ms) or self._spare(pools, now_ms) for pools in models)
+        return next(filter(None, orders), None)
+
+    def _needed(self, pools: ModelPools, now_ms: int) -> tuple[Worker, tuple[Role, ...]] | None:
         """Return a worker that could decode, with its roles, if all decoding workers are lost.
         Return None if an operator gave them other roles."""
-        fleet = self._fleet
-        has_decoders = any(fleet.pools[role].workers for role in DECODERS)
-        if not has_decoders or any(fleet.has_living(role, now_ms) for role in DECODERS):
+        has_decoders = any(pools.pools[role].workers for role in DECODERS)
+        if not has_decoders or any(pools.has_living(role, now_ms) for role in DECODERS):
             return None
         able = [
             worker
-            for worker in fleet.pools[Role.PREFILL].workers
+            for worker in pools.pools[Role.PREFILL].workers
             if worker.is_alive(now_ms)
             and worker.life not in self._former_roles
             and worker.capability is not None
@@ -60,9 +65,9 @@ class RoleLending:
             return None
         return candidate, (*candidate.member.registration.roles, Role.DECODE)
 
-    def _spare(self, now_ms: int) -> tuple[Worker, tuple[Role, ...]] | None:
+    def _spare(self, pools: ModelPools, now_ms: int) -> tuple[Worker, tuple[Role, ...]] | None:
         """Return a worker that need not decode any more, with its roles, if another one does."""
-        decoders = [worker for role in DECODERS for worker in self._fleet.pools[role].workers]
+        decoders = [worker for role in DECODERS for worker in pools.pools[role].workers]
         living = {worker.life: worker for worker in decoders if worker.is_alive(now_ms)}
         if not living.keys() - self._former_roles.keys():
             return None

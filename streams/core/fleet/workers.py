@@ -1,9 +1,9 @@
 """A router's table of workers: which ones take work now, their free credits and their load.
 
 `Fleet` folds fleet records through `schemas/fleet.py` and counts what this router has dispatched.
-A worker appears once per role, with its active answers. Pools and answers are columns of numbers,
-in order of worker ids, which `streams/core/placement` reads; `streams/core/handlers/orders.py`
-updates the counts. `ReaderWatch` notes which gateways live requests depend on. Decides nothing.
+A worker appears once per role in the pools of its model, with its active answers. Pools and answers
+are columns of numbers, in order of worker ids, which `streams/core/placement` reads;
+`streams/core/handlers/orders.py` updates the counts. Decides nothing.
 """
 
 from collections.abc import Iterable
@@ -27,6 +27,7 @@ Features = tuple[float, ...]
 NOT_LISTED = -1
 DECODERS = (Role.DECODE, Role.REPLICA)  # a worker with one of these roles ends the request
 FORGET_MS = 600_000
+LOADING_MS = 5_000  # a worker that was sent an adapter reports it as loaded within this time
 _NEVER_MS = -(1 << 60)
 _ANSWERS_MIN = 8  # rows of a worker
 
@@ -104,6 +105,7 @@ class Worker:
     worker_id: str
     epoch: int
     role: Role
+    model: str
     topic: str
     partition: int
     member: Member
@@ -125,6 +127,8 @@ class Worker:
     prompt_rate: float = 0.0  # prompts, likewise
     rates_at_ms: int = 0
     last_dispatch: int = 0  # number of its last request, among all that this router dispatched
+    # LoRA adapters that are loaded there, or will be, with the time of this router's last dispatch
+    adapters: dict[str, int] = field(default_factory=dict)
     row: int = NOT_LISTED  # its place in the pool's columns
     life: Life = field(init=False)
 
@@ -195,6 +199,7 @@ class WorkerPool:
 
     def __init__(self, workers: Iterable[Worker] = ()) -> None:
         self.workers = sorted(workers, key=lambda worker: worker.worker_id)
+        self.by_id = {worker.worker_id: worker for worker in self.workers}
         rows = len(self.workers)
         self.seen_ms = np.full(rows, _NEVER_MS, np.int64)  # of the last report, if ready
         self.free = np.zeros(rows, np.int64)  # credits, if it lives
@@ -262,17 +267,77 @@ class WorkerPool:
         return int(self.free @ self.living(now_ms))
 
 
+class ModelPools:
+    """The workers of one model by role, in order of their ids."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.pools: dict[Role, WorkerPool] = {role: WorkerPool() for role in WORK_TOPICS}
+        self._prefill_ms: int | None = None
+
+    def __bool__(self) -> bool:
+        """Return whether a worker is listed in any of the pools."""
+        return any(pool.workers for pool in self.pools.values())
+
+    def worker(self, worker_id: str, role: Role) -> Worker | None:
+        """Return the listed worker with this id and role, living or not; None if there is none."""
+        return self.pools[role].by_id.get(worker_id)
+
+    def has_living(self, role: Role, now_ms: int) -> bool:
+        """Return whether a worker of the role lives, with or without credits."""
+        return self.pools[role].living_count(now_ms) > 0
+
+    def prefill_absent_ms(self, now_ms: int) -> int:
+        """Return for how many ms no prefill worker has lived; 0 while one lives. If none is in the
+        pool, at a start or after the last one got another role, return `now_ms`: requests do not
+        wait for one."""
+        if self._prefill_ms is None or self.has_living(Role.PREFILL, now_ms):
+            self._prefill_ms = now_ms
+        return now_ms - self._prefill_ms if self.pools[Role.PREFILL].workers else now_ms
+
+    def occupy(self, worker: Worker, until_ms: float, append_ms_per_token: float) -> None:
+        """Store until when the prompts dispatched to a decode or replica worker keep it busy.
+
+        Heartbeats extend that if more prompt tokens are queued than was expected.
+        """
+        worker.busy_until_ms, worker.append_ms_per_token = until_ms, append_ms_per_token
+        self.pools[worker.role].update(worker)
+
+    def set_pace(self, life: Life, role: Role, pace: float) -> None:
+        """Store a worker's time for the same work, divided by its pool's average."""
+        worker = self.worker(life[0], role)
+        if worker is not None and worker.epoch == life[1]:
+            worker.pace = pace
+            self.pools[role].update(worker)
+
+    def list_worker(self, worker: Worker) -> None:
+        """Add a worker to the pool of its role, in the place of an earlier one with its id."""
+        self._replace(worker.role, worker.worker_id, [worker])
+
+    def delist(self, worker_id: str, role: Role) -> None:
+        """Remove a worker from the pool of a role, if it is there."""
+        if worker_id in self.pools[role].by_id:
+            self._replace(role, worker_id, [])
+
+    def _replace(self, role: Role, worker_id: str, replacements: list[Worker]) -> None:
+        listed = self.pools[role].workers
+        for worker in listed:
+            worker.row = NOT_LISTED
+        rest = [worker for worker in listed if worker.worker_id != worker_id]
+        self.pools[role] = WorkerPool([*rest, *replacements])
+
+
 class Fleet:
-    """All workers by role, in order of their ids."""
+    """All workers, by model and role."""
 
     def __init__(self, router_id: str) -> None:
         self.router_id = router_id
         self.view = FleetView()
-        self.pools: dict[Role, WorkerPool] = {role: WorkerPool() for role in WORK_TOPICS}
+        self.models: dict[str, ModelPools] = {}
+        self._no_pools = ModelPools("")  # of models that no worker serves
         self._workers: dict[tuple[str, Role], Worker] = {}
         self._heard_ms = 0
         self._hearing_since_ms = 0
-        self._prefill_ms: int | None = None
         self._dispatch_count = 0  # requests that were dispatched
 
     def apply(
@@ -295,9 +360,9 @@ class Fleet:
         """Return a worker in a role, living or not; None if it is unknown."""
         return self._workers.get((worker_id, role))
 
-    def has_living(self, role: Role, now_ms: int) -> bool:
-        """Return whether a worker of the role lives, with or without credits."""
-        return self.pools[role].living_count(now_ms) > 0
+    def of(self, model: str) -> ModelPools:
+        """Return the pools of a model; empty ones if no worker serves it."""
+        return self.models.get(model, self._no_pools)
 
     def is_lost(self, life: Life, now_ms: int) -> bool:
         """Return whether this worker incarnation is lost, so that its requests are placed again.
@@ -324,24 +389,27 @@ class Fleet:
         silent_ms = now_ms - max(member.seen_ms, self._hearing_since_ms)
         return member.state is not MemberState.GONE and silent_ms <= LEASE_MS
 
-    def prefill_absent_ms(self, now_ms: int) -> int:
-        """Return for how many ms no prefill worker has lived; 0 while one lives. If none is in the
-        pool, at a start or after the last one got another role, return `now_ms`: requests do not
-        wait for one."""
-        if self._prefill_ms is None or self.has_living(Role.PREFILL, now_ms):
-            self._prefill_ms = now_ms
-        return now_ms - self._prefill_ms if self.pools[Role.PREFILL].workers else now_ms
-
-    def add_request(self, worker: Worker, tokens: int, answer: ActiveAnswer | None = None) -> None:
-        """Count a dispatched request, and the answer that the worker will generate."""
+    def add_request(
+        self,
+        worker: Worker,
+        tokens: int,
+        answer: ActiveAnswer | None = None,
+        *,
+        adapter: str = "",
+        now_ms: int = 0,
+    ) -> None:
+        """Count a dispatched request, and the answer that the worker will generate. The worker will
+        load the `adapter`, if the request has one."""
         self._dispatch_count += 1
+        if adapter:
+            worker.adapters[adapter] = now_ms
         worker.last_dispatch = self._dispatch_count
         worker.running += 1
         worker.work_ahead_tokens += tokens
         if answer is not None:
             worker.answers.add(answer)
             worker.context_tokens += answer.prompt_tokens
-        self.pools[worker.role].update(worker)
+        self._update(worker)
 
     def release(self, life: Life, role: Role, tokens: int, request_id: str = "") -> None:
         """Uncount a request that left; do nothing for earlier incarnations."""
@@ -351,36 +419,27 @@ class Fleet:
             worker.work_ahead_tokens -= tokens
             answer = worker.answers.remove(request_id)
             worker.context_tokens -= 0 if answer is None else answer.prompt_tokens
-            self.pools[role].update(worker)
+            self._update(worker)
 
     def pause(self, life: Life, role: Role) -> None:
         """Stop dispatching to a worker that refused work, until its next heartbeat."""
         worker = self._workers.get((life[0], role))
         if worker is not None and worker.epoch == life[1]:
             worker.paused = True
-            self.pools[role].update(worker)
+            self._update(worker)
 
-    def occupy(self, worker: Worker, until_ms: float, append_ms_per_token: float) -> None:
-        """Store until when the prompts dispatched to a decode or replica worker keep it busy.
-
-        Heartbeats extend that if more prompt tokens are queued than was expected.
-        """
-        worker.busy_until_ms, worker.append_ms_per_token = until_ms, append_ms_per_token
-        self.pools[worker.role].update(worker)
-
-    def set_pace(self, life: Life, role: Role, pace: float) -> None:
-        """Store a worker's time for the same work, divided by its pool's average."""
-        worker = self._workers.get((life[0], role))
-        if worker is not None and worker.epoch == life[1]:
-            worker.pace = pace
-            self.pools[role].update(worker)
+    def _update(self, worker: Worker) -> None:
+        self.of(worker.model).pools[worker.role].update(worker)
 
     def forget(self, now_ms: int) -> list[str]:
         """Drop members that have been silent for `FORGET_MS`, which bounds the tables; return their
         ids."""
         forgotten_ids = self.view.forget(FORGET_MS, now_ms)
         for member_id in forgotten_ids:
-            self._drop(member_id)
+            for role in WORK_TOPICS:
+                if (worker := self._workers.get((member_id, role))) is not None:
+                    self._drop(worker)
+        self.models = {model: pools for model, pools in self.models.items() if pools}
         return forgotten_ids
 
     def _beat(self, record: Heartbeat, now_ms: int) -> None:
@@ -402,7 +461,10 @@ class Fleet:
                 own_tokens = load.queued_tokens - worker.others_tokens
                 queued_ms = own_tokens * worker.append_ms_per_token
                 worker.busy_until_ms = max(worker.busy_until_ms, now_ms + queued_ms)
-                self.pools[role].update(worker)
+                dispatched = worker.adapters.items()
+                loading = {name: ms for name, ms in dispatched if now_ms - ms < LOADING_MS}
+                worker.adapters = dict.fromkeys(load.adapters, _NEVER_MS) | loading
+                self._update(worker)
 
     def _register(self, member_id: str) -> None:
         """Update a worker's rows from the view; keep the counts unless its epoch changed.
@@ -410,61 +472,26 @@ class Fleet:
         A role that a worker gives up gets no new work; its counts stay until the epoch changes.
         """
         member = self.view.members[member_id]
+        capability = member.registration.capability
+        model = "" if capability is None else capability.model
         leases = {lease.topic: lease.partition for lease in member.registration.leases}
         for role, topic in WORK_TOPICS.items():
-            old_worker = self._workers.get((member_id, role))
-            if old_worker is not None and old_worker.epoch != member.epoch:
-                del self._workers[member_id, role]
-                old_worker = None
-            takes = role in member.registration.roles and topic in leases
-            if takes:
-                worker = old_worker or Worker(member_id, member.epoch, role, topic, 0, member)
+            worker = self._workers.get((member_id, role))
+            if worker is not None and (worker.epoch != member.epoch or worker.model != model):
+                self._drop(worker)
+                worker = None
+            if role in member.registration.roles and topic in leases:
+                worker = worker or Worker(member_id, member.epoch, role, model, topic, 0, member)
                 worker.partition, worker.member = leases[topic], member
                 self._workers[member_id, role] = worker
-            self._list(member_id, role, takes)
+                self.models.setdefault(model, ModelPools(model)).list_worker(worker)
+            elif worker is not None:
+                self.of(model).delist(member_id, role)
 
-    def _list(self, member_id: str, role: Role, takes: bool) -> None:
-        listed = self.pools[role].workers
-        workers = [worker for worker in listed if worker.worker_id != member_id]
-        if not takes and len(workers) == len(listed):
-            return  # it was not in this pool, and still is not
-        for worker in listed:
-            worker.row = NOT_LISTED
-        if takes:
-            workers.append(self._workers[member_id, role])
-        self.pools[role] = WorkerPool(workers)
-
-    def _drop(self, member_id: str) -> None:
-        for role in WORK_TOPICS:
-            if self._workers.pop((member_id, role), None) is not None:
-                self._list(member_id, role, takes=False)
+    def _drop(self, worker: Worker) -> None:
+        del self._workers[worker.worker_id, worker.role]
+        self.of(worker.model).delist(worker.worker_id, worker.role)
 
 
 def _block_size(capability: Capability | None) -> int:
     return 0 if capability is None else capability.block_size
-
-
-class ReaderWatch:
-    """Finds the gateway processes that are lost, so that they can no longer deliver answers.
-
-    A gateway process that reads an answer is its gateway's id and start time, which its
-    registrations have in all epochs: one that only lost its lease, or its broker, comes back as
-    itself, and its streams continue. It is lost when its lease has ended, or another process has
-    its id, for the length of a grace. While this router reads no fleet records, no grace runs, and
-    after a takeover each grace starts again: a loss is found late at worst.
-    """
-
-    def __init__(self, fleet: Fleet, grace_ms: int) -> None:
-        self._fleet = fleet
-        self._grace_ms = grace_ms
-        self._gone_ms: dict[Gateway, int] = {}  # when it was first found absent
-
-    def lost_gateways(self, used: Iterable[Gateway], now_ms: int) -> set[Gateway]:
-        """Return the used gateways whose grace is over; forget all gateways that are not used."""
-        gateways = [gateway for gateway in used if not self._fleet.has_gateway(gateway, now_ms)]
-        self._gone_ms = {gateway: self._gone_ms.get(gateway, now_ms) for gateway in gateways}
-        return {
-            gateway
-            for gateway, since_ms in self._gone_ms.items()
-            if now_ms - since_ms >= self._grace_ms
-        }

@@ -4,6 +4,7 @@
 orders and estimates. Called by `streams/core/router.py` for live requests only.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from schemas.errors import EngineFailed, RouterFailed
@@ -32,13 +33,13 @@ class Attempts:
         orders: Orders,
         endings: Endings,
         retrievals: Retrievals,
-        estimates: Estimates,
+        estimates_of: Callable[[str], Estimates],
     ) -> None:
         self._tables = tables
         self._orders = orders
         self._endings = endings
         self._retrievals = retrievals
-        self._estimates = estimates
+        self._estimates_of = estimates_of  # a model's workers
 
     def cancel(self, live: LiveRequest, now_ms: int) -> None:
         """End a request that no worker has; otherwise have the worker end it, and wait for that."""
@@ -49,12 +50,10 @@ class Attempts:
 
     def handle_phase(self, live: LiveRequest, phase: Phase, now_ms: int) -> None:
         """Handle a worker's report of a finished step, a refusal or a failure, unless stale."""
-        keeps_kv = live.keeps_kv
+        keeps_kv, estimates = live.keeps_kv, self._estimates_of(live.request.model)
         note(live, phase)
         if phase.kind is PhaseKind.KV_RECEIVED and not live.is_paired:
-            observations.observe_transfer(
-                self._estimates, live, phase
-            )  # in a pair, prefill reports it
+            observations.observe_transfer(estimates, live, phase)  # in a pair, prefill reports it
         elif phase.kind is PhaseKind.KV_MISSED and (phase.worker_id, phase.worker_epoch) == (
             live.attempt.decode
         ):
@@ -70,7 +69,7 @@ class Attempts:
             self._endings.requeue(live, Reason.WORKER_LOST, None, now_ms)
         else:
             if phase.kind is PhaseKind.PREFILL_DONE:
-                observations.observe_prefill(self._estimates, live, phase, now_ms)
+                observations.observe_prefill(estimates, live, phase, now_ms)
                 self._orders.refund(live, live.attempt.prefill)
             self._tables.requests.move(live, following)
             if following is State.PAIRED:  # decode has allocated blocks: now prefill may write
@@ -188,4 +187,4 @@ class Attempts:
             if worker is not None and worker.epoch == life[1]:
                 with_kv = role is not Role.PREFILL and live.attempt.mode is Mode.REMOTE
                 tokens = 0 if with_kv else live.prompt_tokens
-                self._orders.charge(live, worker, tokens, now_ms)
+                self._orders.charge(live, worker, tokens, now_ms, now_ms)

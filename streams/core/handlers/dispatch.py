@@ -34,10 +34,11 @@ from streams.core.requests.live import (
     Placement,
     RequestCase,
     WarmedPrefix,
+    model_name,
     session_key,
 )
 from streams.core.states import BEGINS, State
-from streams.core.tables import RouterTables
+from streams.core.tables import ModelQueue, RouterTables
 
 HANDOVER_MARGIN_MS: Final = 1_000  # a KV handle that expires sooner may not be read in time
 CANDIDATES_MAX: Final = 4  # workers named in a decision, of which it keeps the best
@@ -64,36 +65,42 @@ class Dispatcher:
         self._placer = placer
 
     def dispatch_waiting(self, now_ms: int) -> None:
-        """Dispatch what credits allow: first hand-overs, in order, then the queue."""
-        tables = self._tables
-        if not tables.admission and not tables.requests.handovers:
+        """Dispatch what the credits of each model allow: hand-overs in order, then its queue."""
+        if not (busy := self._tables.queues.busy()):
             return
         self.end_unserved(now_ms)
-        self._hand_over_waiting(now_ms)
-        while (request_id := tables.admission.head(now_ms)) is not None:
+        for queue in busy:
+            self._hand_over_waiting(queue, now_ms)
+            self._place_waiting(queue, now_ms)
+
+    def _place_waiting(self, queue: ModelQueue, now_ms: int) -> None:
+        """Place requests of a model, until one has to wait."""
+        tables = self._tables
+        while (request_id := queue.admission.head(now_ms)) is not None:
             live = tables.requests.by_id[request_id]
             with tables.about(live):
                 if not self._place(live, now_ms):
                     break
 
     def end_unserved(self, now_ms: int) -> None:
-        """End the requests that the full queue has shed, and those queued at their deadlines."""
+        """End the requests that full queues have shed, and those queued at their deadlines."""
         tables = self._tables
         if tables.shed:
             shed, tables.shed = tables.shed, []
             for live in [tables.requests.by_id[request_id] for request_id in shed]:
                 with tables.about(live):
                     self._endings.end_shed(live, now_ms)
-        for request_id in tables.admission.expire(now_ms):
-            live = tables.requests.by_id[request_id]
-            with tables.about(live):
-                self._endings.end_expired(live, now_ms)
+        for queue in tables.queues.busy():
+            for request_id in queue.admission.expire(now_ms):
+                live = tables.requests.by_id[request_id]
+                with tables.about(live):
+                    self._endings.end_expired(live, now_ms)
 
-    def _hand_over_waiting(self, now_ms: int) -> None:
+    def _hand_over_waiting(self, queue: ModelQueue, now_ms: int) -> None:
         """Hand over in order, until no decode worker has credit. Skip requests that wait for
         their prefill worker's own decode worker."""
         tables, full = self._tables, set[Life]()  # prefill workers whose decode partner is full
-        for live in [*tables.requests.handovers.values()]:
+        for live in [*queue.handovers.values()]:
             if live.attempt.prefill in full and self._waits_for_partner(live, now_ms):
                 continue
             with tables.about(live):
@@ -129,6 +136,7 @@ class Dispatcher:
             worker_id=worker.worker_id,
             worker_epoch=worker.epoch,
             model=request.model,
+            adapter=request.adapter,
             prompt_tokens=begins.prompt_tokens,
             deadline_ms=retrieval.by_ms,
             cache_scope=request.cache_scope,
@@ -141,9 +149,9 @@ class Dispatcher:
         placement = self._placer.place(case, tables.fleet, now_ms)
         if placement is None:
             return False
-        tables.admission.serve(live.request_id)
-        roles = _ROLES[placement.mode]
-        looked_at = candidates(tables.fleet, placement.chosen, roles, CANDIDATES_MAX, now_ms)
+        tables.queues.of(live.request.model).admission.serve(live.request_id)
+        roles, pools = _ROLES[placement.mode], tables.fleet.of(live.request.model)
+        looked_at = candidates(pools, placement.chosen, roles, CANDIDATES_MAX, now_ms)
         # The last router may have sent that attempt to a worker not known here.
         if live.attempt.unheard:
             self._endings.mark(live, live.attempt.number + live.attempt.unheard)
@@ -178,14 +186,15 @@ class Dispatcher:
         begins_ms = now_ms + round(placement.first_ms)
         if placement.prefill is not None:
             tokens = live.prompt_tokens - placement.prefill_cached_tokens
-            self._orders.charge(live, placement.prefill, max(1, tokens), begins_ms)
+            self._orders.charge(live, placement.prefill, max(1, tokens), begins_ms, now_ms)
         if placement.decode is not None and (placement.prefill is None or live.is_paired):
             tokens = 0 if live.is_paired else live.prompt_tokens
-            self._orders.charge(live, placement.decode, tokens, begins_ms)
+            self._orders.charge(live, placement.decode, tokens, begins_ms, now_ms)
 
     def _count(self, live: LiveRequest, placement: Placement, now_ms: int) -> None:
         """Count the estimated time of the prompt's computation as demand."""
-        speeds, tokens = self._placer.estimates.speeds, live.prompt_tokens
+        model, tokens = live.request.model, live.prompt_tokens
+        speeds = self._placer.estimates_of(model).speeds
         prefill_ms = append_ms = 0.0
         if placement.prefill is not None:
             tokens -= placement.prefill_cached_tokens
@@ -195,7 +204,8 @@ class Dispatcher:
         else:
             tokens -= placement.decode_cached_tokens
             append_ms = speeds.append_base_ms + speeds.append_ms(float(tokens), live.prompt_tokens)
-        self._tables.demand.placed.add(now_ms, prefill_ms=prefill_ms, append_ms=append_ms)
+        demand = self._tables.queues.of(model).demand
+        demand.placed.add(now_ms, prefill_ms=prefill_ms, append_ms=append_ms)
 
     def _case(self, live: LiveRequest, now_ms: int) -> RequestCase:
         """Return the input of placement; what placement computes for the request stays in it."""
@@ -203,18 +213,21 @@ class Dispatcher:
             live.case = RequestCase.from_request(live.request, live.prior.tokens)
             live.case.warm = live.warm
         live.case.session = self._session(live, now_ms)
-        live.case.waiting = len(self._tables.admission)
-        live.case.before_decode = self._tables.requests.before_decode
+        queue = self._tables.queues.of(live.request.model)
+        live.case.waiting, live.case.before_decode = len(queue.admission), queue.before_decode
         return live.case
 
     def _session(self, live: LiveRequest, now_ms: int) -> Session | None:
-        """Return the state of the request's session, if any. A client may send its next turn once
-        it has the last token, before this router has read the last turn's outcome: then the live
-        request of that turn gives the state."""
+        """Return the state of the request's session, if any, and if its KV is of the same model and
+        adapter. A client may send its next turn once it has the last token, before this router has
+        read the last turn's outcome: then the live request of that turn gives the state."""
         session_id, key = live.request.session_id, session_key(live.request)
+        name = model_name(live.request)
         session = self._tables.sessions.get(key, now_ms)
+        if session is not None and session.model not in ("", name):
+            session = None
         before = self._tables.requests.by_session.get(key)
-        if before is None or before is live:
+        if before is None or before is live or model_name(before.request) != name:
             return session
         return Session(
             session_id=session_id,
@@ -224,6 +237,7 @@ class Dispatcher:
             turns=1 if session is None else session.turns + 1,
             last_used_ms=now_ms,
             tenant=live.request.tenant,
+            model=name,
         )
 
     def _session_kv(
@@ -263,12 +277,13 @@ class Dispatcher:
             attempt = live.attempt
             attempt.kv, attempt.mode, attempt.orchestration = None, Mode.LOCAL, Orchestration.NONE
         live.attempt.decode = worker.life
-        looked_at = candidates(tables.fleet, {worker: 0}, (worker.role,), CANDIDATES_MAX, now_ms)
+        pools = tables.fleet.of(live.request.model)
+        looked_at = candidates(pools, {worker: 0}, (worker.role,), CANDIDATES_MAX, now_ms)
         self._orders.decide(
             live, DecisionKind.HANDOFF, reason, now_ms, session=case.session, looked_at=looked_at
         )
         tokens = 0 if live.attempt.kv is not None else live.prompt_tokens
-        self._orders.charge(live, worker, tokens, now_ms)
+        self._orders.charge(live, worker, tokens, now_ms, now_ms)
         tables.requests.move(live, State.DECODING)
         self._orders.dispatch(live, now_ms)
         return True

@@ -39,7 +39,7 @@ from streams.core.effects import (
 )
 from streams.core.fleet.workers import DECODERS
 from streams.core.handlers.orders import Orders, as_read, outcome_of
-from streams.core.requests.live import LiveRequest, is_fault, is_loss, session_key
+from streams.core.requests.live import LiveRequest, is_fault, is_loss, model_name, session_key
 from streams.core.states import State
 from streams.core.tables import RouterTables
 
@@ -144,7 +144,8 @@ class Endings:
 
     def end_expired(self, live: LiveRequest, now_ms: int) -> None:
         """End a request whose deadline has passed."""
-        serving = any(self._tables.fleet.has_living(role, now_ms) for role in DECODERS)
+        pools = self._tables.fleet.of(live.request.model)
+        serving = any(pools.has_living(role, now_ms) for role in DECODERS)
         reason = Reason.DEADLINE_PASSED if serving else Reason.NO_WORKER
         why = "was not answered in time" if serving else "no worker was there to answer it"
         message = f"{live.request_id}: {why}; it waited {max(0, now_ms - live.queued_ms)} ms"
@@ -191,12 +192,13 @@ class Endings:
     def close(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
         """Free the credits of an ended request, keep its id, and report its usage."""
         tables = self._tables
-        tables.admission.remove(live.request_id)
+        queue = tables.queues.of(live.request.model)
+        queue.admission.remove(live.request_id)
         self._orders.refund(live)
         tables.requests.drop(live)
-        tables.admission.count_answer(live.request.tenant, outcome.completion_tokens)
+        queue.admission.count_answer(live.request.tenant, outcome.completion_tokens)
         if outcome.kind is OutcomeKind.COMPLETED:
-            tables.demand.answered.add(now_ms, answer_tokens=outcome.completion_tokens)
+            queue.demand.answered.add(now_ms, answer_tokens=outcome.completion_tokens)
         until_ms = max(live.request.deadline_ms, now_ms) + DEADLINE_GRACE_MS
         tables.ended_ids.add(live.request_id, until_ms, live.partition)
         self.tell_usage(live, outcome)
@@ -215,6 +217,7 @@ class Endings:
             last_used_ms=now_ms,
             kv=outcome.kv,
             tenant=live.request.tenant,
+            model=model_name(live.request),
         )
         self._tables.sessions.put(session, live.partition)
         self._tables.effects.append(SaveSession(session, live.partition))
@@ -248,7 +251,7 @@ def usage_of(live: LiveRequest, outcome: Outcome) -> Usage:
         tenant=request.tenant,
         priority=request.priority,
         endpoint=request.endpoint,
-        model=request.model,
+        model=model_name(request),
         kind=outcome.kind,
         attempt=outcome.attempt,
         prompt_tokens=outcome.prompt_tokens + outcome.retrieved_tokens,

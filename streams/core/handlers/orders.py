@@ -8,7 +8,7 @@ Decides nothing: the other handlers call this one after they have moved the requ
 records, with its own outcomes, from the request's live state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from schemas.errors import clip_message
@@ -32,7 +32,6 @@ from schemas.records import (
 )
 from streams.core.effects import Decide, Dispatch, Effect
 from streams.core.fleet.workers import DECODERS, ActiveAnswer, Fleet, Life, Worker
-from streams.core.requests.admission import Admission
 from streams.core.requests.live import ALL_MET, NOBODY, Charge, LiveRequest, Placement
 from streams.core.requests.probe_results import probes_of
 from streams.core.states import State
@@ -42,13 +41,18 @@ class Orders:
     """Appends dispatches and decisions to the tables' effects; counts credits in the fleet."""
 
     def __init__(
-        self, router_id: str, policy: str, fleet: Fleet, queue: Admission, effects: list[Effect]
+        self,
+        router_id: str,
+        policy: str,
+        fleet: Fleet,
+        queue_length: Callable[[str], int],
+        effects: list[Effect],
     ) -> None:
         """Create the handler of a router with this id and this default policy, on its tables."""
         self._router_id = router_id
         self._policy = policy
         self._fleet = fleet
-        self._queue = queue
+        self._queue_length = queue_length  # of a model
         self._effects = effects
 
     def decide(
@@ -71,14 +75,16 @@ class Orders:
             reason,
             placement.policy if placement is not None else policy or self._policy,
             now_ms,
-            queue_length=len(self._queue),
+            queue_length=self._queue_length(live.request.model),
             session=session,
             placement=placement,
             looked_at=looked_at,
         )
         self._effects.append(Decide(record, live.partition))
 
-    def charge(self, live: LiveRequest, worker: Worker, tokens: int, begins_ms: int) -> None:
+    def charge(
+        self, live: LiveRequest, worker: Worker, tokens: int, begins_ms: int, now_ms: int
+    ) -> None:
         """Spend one of a worker's credits on a request whose answer should begin at `begins_ms`."""
         assert worker.role not in live.attempt.charges, f"{live.request_id}: charged twice"
         request, answer = live.request, None
@@ -90,7 +96,7 @@ class Orders:
                 deadline_ms=request.deadline_ms,
                 begins_ms=begins_ms,
             )
-        self._fleet.add_request(worker, tokens, answer)
+        self._fleet.add_request(worker, tokens, answer, adapter=request.adapter, now_ms=now_ms)
         live.attempt.charges[worker.role] = Charge(worker.life, tokens)
 
     def refund(self, live: LiveRequest, life: Life | None = None) -> None:
@@ -239,6 +245,7 @@ def work(
         mode=live.attempt.mode,
         orchestration=live.attempt.orchestration,
         model=request.model,
+        adapter=request.adapter,
         prompt_tokens=request.prompt_tokens,
         sampling=request.sampling,
         arrived_ms=request.arrived_ms,

@@ -14,11 +14,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from math import exp
 from operator import mul
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from schemas.frozen import frozen
 from schemas.records import Estimate, Role
-from streams.config import RouterSettings
+from streams.config import ASSUMED_PREFILL_TOKENS_PER_S, ASSUMED_STEP_MS, RouterSettings
 from streams.core.fleet.workers import Features, Life, Numbers, PlacementNote, Worker
 
 FORGETTING = 0.99  # a memory of about 100 observations
@@ -112,10 +112,7 @@ PACES_MAX = 10_000  # the least recently updated are evicted first
 PACE_SAMPLES, PACE_RATE = 8, 0.1
 PACE_MIN, PACE_MAX = 0.1, 10.0
 THOUSAND = 1_000.0
-# Assumed until measured, and for slack: roughly a GPU's speed with a model of 8 billion parameters.
-ASSUMED_PREFILL_TOKENS_PER_S: Final = 10_000
-ASSUMED_STEP_MS: Final = 10.0  # of an answer's token
-# Likewise, as shares of these speeds.
+# Assumed until measured, as shares of the assumed speeds.
 BASE_MS, TRANSFER_SHARE, SHARING_SHARE, STALL_SHARE = 1.0, 0.1, 0.02, 0.2
 PAIRS_SHARE = 0.01  # of a thousand tokens' time: their attention to a thousand others
 CONTEXT_SHARE = 0.002  # of a step, per thousand tokens of context that it reads

@@ -2,11 +2,10 @@
 
 A request goes to the worker with its session's KV if the policy (`policies/`) allows it. A first
 turn goes to a replica, a pair, or a decode worker if the policy decides first turns, whichever
-should answer first. `selection.py` chooses workers. A
-remote placement gets an orchestration that both its workers support. A request may wish a policy
-and an orchestration; it never waits for its wish: if that cannot be met now, the deployment's
-settings place it, and the decision names the wish and why it is unmet. Called by
-`streams/core/handlers/dispatch.py`.
+should answer first. `selection.py` chooses workers. A remote placement gets an orchestration that
+both its workers support. A request may wish a policy and an orchestration; it never waits for its
+wish: if that cannot be met now, the deployment's settings place it, and the decision names the wish
+and why it is unmet. Called by `streams/core/handlers/dispatch.py`.
 """
 
 from collections.abc import Container
@@ -15,7 +14,7 @@ from typing import Final, NamedTuple
 from schemas.records import Mode, Orchestration, Priority, Reason, Request, Role, Unmet
 from schemas.rules.pairs import common_orders
 from streams.config import ORCHESTRATIONS, RouterSettings
-from streams.core.fleet.workers import NOT_LISTED, Fleet, Life, Worker
+from streams.core.fleet.workers import Fleet, Life, Worker
 from streams.core.placement.estimates import Estimates
 from streams.core.placement.policies.policy import Choice, PlacementTurn, Policy, load_policies
 from streams.core.placement.policies.rotation import Pair, WorkerRotation
@@ -41,13 +40,13 @@ _NO_PAIR = OrchestrationChoice(Orchestration.NONE)
 
 
 class Placer:
-    """Places requests; its `estimates` learn from their phases and outcomes."""
+    """Places each request on workers of its model; learns from phases and outcomes."""
 
     def __init__(self, settings: RouterSettings, table: PpdTable | None = None) -> None:
         """Create a placer. Raise ConfigError if the policy is `table` and there is no `table`."""
         self.settings = settings
         self.prefixes = PrefixIndex(settings.prefix_blocks_max)
-        self.estimates = Estimates(settings)
+        self._estimates: dict[str, Estimates] = {}  # by model
         self._policies = load_policies(settings, table)
         self._turns = WorkerRotation()
         self._weights = {priority: settings.weights(priority) for priority in Priority}
@@ -57,6 +56,20 @@ class Placer:
     def policies(self) -> tuple[str, ...]:
         """Return the names of the policies by which it can place a request."""
         return tuple(self._policies)
+
+    def estimates_of(self, model: str) -> Estimates:
+        """Return what was learned of a model's workers; nothing before its first placement."""
+        return self._estimates.get(model) or Estimates(self.settings)
+
+    def open_estimates(self, model: str) -> Estimates:
+        """Return what was learned of a model's workers, to learn more from now on."""
+        return self._estimates.setdefault(model, self.estimates_of(model))
+
+    def forget_models(self, but: Container[str]) -> None:
+        """Forget what was learned of all models but those."""
+        for model in [model for model in self._estimates if model not in but]:
+            del self._estimates[model]
+        self._turns.forget_models(but)
 
     def place(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
         """Return how to run the request now; None while it has to wait.
@@ -76,9 +89,8 @@ class Placer:
     def _by_policy(self, view: View) -> Placement | None:
         policy, fleet = self._policies[view.case.policy], view.fleet
         now_ms, home = view.now_ms, view.home
-        if policy.only_replicas or not fleet.has_living(Role.DECODE, now_ms):
-            return self._replica(view)
-        if view.home_takes(Role.REPLICA):
+        only_replicas = policy.only_replicas or not fleet.has_living(Role.DECODE, now_ms)
+        if only_replicas or view.home_takes(Role.REPLICA):
             return self._replica(view)
         if not fleet.has_living(Role.PREFILL, now_ms):
             return self._without_prefill(view)
@@ -103,14 +115,14 @@ class Placer:
         """Return the worker that would probably compute the prompt if it were placed now, and how
         many tokens that worker lacks. Asks no policy, and counts nothing as dispatched."""
         view = self._view(case, fleet, now_ms)
-        policy = self._policy_of(case)
-        if policy.in_turn and fleet.has_living(Role.DECODE, now_ms):
-            worker = self._turns.pair(fleet, view.home, now_ms, fixed=policy.fixed_pairs)[0]
+        policy, decodes = self._policy_of(case), view.fleet.has_living(Role.DECODE, now_ms)
+        if policy.in_turn and decodes:
+            worker = self._turns.pair(view, fixed=policy.fixed_pairs)[0]
             return None if worker is None else (worker, view.uncached_tokens(worker))
         worker = view.replica()
         if view.home_takes(Role.DECODE) and not policy.is_fixed:
             worker = view.home
-        elif not policy.only_replicas and fleet.has_living(Role.DECODE, now_ms):
+        elif not policy.only_replicas and decodes:
             prefill = view.prefill(view.open(Role.PREFILL))
             at_home = worker is not None and worker is view.home
             if (
@@ -130,15 +142,11 @@ class Placer:
         decode worker lives; None while the request has to wait.
         """
         view, policy = self._view(case, fleet, now_ms), self._policy_of(case)
-        if not fleet.has_living(Role.DECODE, now_ms):
+        if not view.fleet.has_living(Role.DECODE, now_ms):
             return view.replica(), Reason.NO_WORKER
         if policy.in_turn:
-            worker = self._turns.handoff(
-                *(fleet, view.home, now_ms),
-                fixed=policy.fixed_pairs,
-                prefill=prefill,
-                decode=decode,
-            )
+            fixed = policy.fixed_pairs
+            worker = self._turns.handoff(view, fixed=fixed, prefill=prefill, decode=decode)
             if worker is not None and worker.life != decode:
                 self._turns.record_turn(view.home, worker)
         else:
@@ -146,11 +154,10 @@ class Placer:
         if worker is None:
             return None, Reason.NO_WORKER
         if case.note is not None:
-            self.estimates.note_decode(case.note, worker, view.uncached_tokens(worker))
-        if worker is view.home:
-            return worker, Reason.SESSION_WORKER
-        if case.session is not None:
-            return worker, view.why_away(Role.DECODE)
+            view.estimates.note_decode(case.note, worker, view.uncached_tokens(worker))
+        if worker is view.home or case.session is not None:
+            at_home = worker is view.home
+            return worker, Reason.SESSION_WORKER if at_home else view.why_away(Role.DECODE)
         return worker, Reason.PREFIX_CACHED if view.cached_tokens(worker) else Reason.PREFILL_DONE
 
     def waits_for_partner(self, case: RequestCase) -> bool:
@@ -166,19 +173,19 @@ class Placer:
         return case.policy or (wish if wish in self._policies else self.settings.policy)
 
     def _view(self, case: RequestCase, fleet: Fleet, now_ms: int) -> View:
-        if self.estimates.changed:
-            for (life, role), pace in self.estimates.changed.items():
-                fleet.set_pace(life, role, pace)
-            self.estimates.changed.clear()
-        return View(case, fleet, self.prefixes, self.estimates, now_ms)
+        model = case.request.model
+        pools, estimates = fleet.of(model), self.open_estimates(model)
+        while estimates.changed:
+            (life, role), pace = estimates.changed.popitem()
+            pools.set_pace(life, role, pace)
+        return View(case, pools, self.prefixes, estimates, now_ms)
 
     def _weights_of(self, case: RequestCase) -> tuple[float, float]:
         if case.weights is None:
-            request = case.request
-            w_ttft, w_tpot = self._weights[request.priority]
+            request, (ttft, tpot) = case.request, self._weights[case.request.priority]
             case.weights = (
-                request.w_ttft if request.w_ttft >= 0 else w_ttft,  # below 0: the class's weight
-                request.w_tpot if request.w_tpot >= 0 else w_tpot,
+                request.w_ttft if request.w_ttft >= 0 else ttft,  # below 0: the class's weight
+                request.w_tpot if request.w_tpot >= 0 else tpot,
             )
         return case.weights
 
@@ -198,7 +205,7 @@ class Placer:
         estimate = None
         local_ms, remote_ms = view.append_at_ms(local), view.remote_first_ms(prefill)
         if self._policy_of(case).needs_estimate:
-            estimate = self.estimates.expect(
+            estimate = view.estimates.expect(
                 home=local,
                 prefill=prefill,
                 append_tokens=append_tokens,
@@ -234,8 +241,7 @@ class Placer:
         or no worker has the history and the prefill worker has a batch to slow down too."""
         if view.home is not None:
             return prefill.worker_id == local.worker_id
-        decoder = view.fleet.worker(prefill.worker_id, Role.DECODE)
-        return decoder is not None and decoder.row != NOT_LISTED
+        return view.fleet.worker(prefill.worker_id, Role.DECODE) is not None
 
     def _soonest(self, view: View) -> Placement | None:
         """Place without a worker that has the history: on a pair or a replica, whichever answers
@@ -287,7 +293,7 @@ class Placer:
     def _in_turn(self, view: View, policy: Policy) -> Placement | None:
         """Place on the pair whose turn it is."""
         home = view.home
-        pair = self._turns.pair(view.fleet, home, view.now_ms, fixed=policy.fixed_pairs)
+        pair = self._turns.pair(view, fixed=policy.fixed_pairs)
         at_home = home is not None and pair[1] is home
         choice = Choice(False, Reason.SESSION_WORKER if at_home else view.away_reason)
         placement = self._remote(view, choice, pair)
@@ -324,10 +330,8 @@ class Placer:
             absent_ms = view.fleet.prefill_absent_ms(view.now_ms)
             if replica is not None or absent_ms < self.settings.local_after_ms:
                 return replica
-        worker = view.decode(0.0)
-        if worker is None:
-            return None
-        return self._local(view, worker, Choice(True, Reason.NO_WORKER))
+        worker, choice = view.decode(0.0), Choice(True, Reason.NO_WORKER)
+        return None if worker is None else self._local(view, worker, choice)
 
     def _replica(self, view: View) -> Placement | None:
         """Place on the session's replica, or where the request ends soonest; with round robin on
@@ -335,7 +339,7 @@ class Placer:
         if not self._deals_replicas(view.case):
             worker = view.replica()
         else:
-            worker = self._turns.next_worker(view.fleet, view.home, view.now_ms, Role.REPLICA)
+            worker = self._turns.next_worker(view, Role.REPLICA)
             self._turns.record_turn(view.home, worker)
         return None if worker is None else self._on_replica(view, worker)
 
@@ -395,7 +399,7 @@ class Placer:
         case, now_ms = view.case, view.now_ms
         if prefill is not None:
             first_ms = view.remote_first_ms(prefill)
-            case.note = self.estimates.note_remote(
+            case.note = view.estimates.note_remote(
                 prefill,
                 decode,
                 view.to_compute_at(prefill),
@@ -407,11 +411,12 @@ class Placer:
             return first_ms
         assert decode is not None
         first_ms, tokens = view.append_at_ms(decode), view.to_compute_at(decode)
-        case.note = self.estimates.note_local(
+        case.note = view.estimates.note_local(
             decode, tokens, case.max_tokens, now_ms, case.prompt_tokens
         )
-        token_ms = self.estimates.speeds.append_ms_per_token * decode.pace
-        view.fleet.occupy(decode, now_ms + first_ms, token_ms)
+        token_ms = view.estimates.speeds.append_ms_per_token * decode.pace
+        busy_ms = first_ms - view.loading_ms(decode)  # others need not wait for the adapter
+        view.fleet.occupy(decode, now_ms + busy_ms, token_ms)
         return first_ms
 
 

@@ -1,11 +1,11 @@
 """Selects a worker of a pool: the one with the least estimated time before and for this request.
 
-A `View` is a request (its `RequestCase`) among the workers at one moment.
+A `View` is a request (its `RequestCase`) among the workers of its model at one moment.
 Work that this router has dispatched counts at once, so that requests do not all go to one new
 worker between two heartbeats; a worker of unknown pace has its pool's. Of equal workers, the one
 whose last dispatch was longest ago gets the request, so that sessions and cached prefixes spread
-over idle workers. All times are estimates in ms; `streams/core/placement/placer.py` makes a `View`
-per placement.
+over idle workers. A worker that must load the request's LoRA adapter first takes longer. All times
+are estimates in ms; `streams/core/placement/placer.py` makes a `View` per placement.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,13 @@ from schemas.records import (
     Role,
     Session,
 )
-from streams.core.fleet.workers import NOT_LISTED, Flags, Fleet, Numbers, Worker, WorkerPool
+from streams.core.fleet.workers import (
+    Flags,
+    ModelPools,
+    Numbers,
+    Worker,
+    WorkerPool,
+)
 from streams.core.placement.estimates import Amount, Estimates
 from streams.core.placement.prefixes import NO_SLOT, Levels, PrefixIndex
 from streams.core.requests.live import RequestCase
@@ -30,6 +36,7 @@ _ROLES_OF_LOAD = ((Role.PREFILL, Role.DECODE), (Role.REPLICA,))
 _TIE_MS = 1e-9  # per request: too little to decide between workers that are not equal
 MARGIN = 1.3  # times an answer's expected time: most answers take no longer
 _TRIES_MAX = 4  # workers for which missed deadlines are computed
+ADAPTER_MS = 200.0  # assumed time in which a worker loads a LoRA adapter from its disk
 REPORTED_AFTER_MS = 1_000  # by then a worker has reported an answer's cached blocks
 
 
@@ -39,16 +46,18 @@ class View:
     def __init__(
         self,
         case: RequestCase,
-        fleet: Fleet,
+        fleet: ModelPools,
         prefixes: PrefixIndex,
         estimates: Estimates,
         now_ms: int,
     ) -> None:
+        """Create the view of a request; `fleet` has the workers of its model."""
         self.case = case
         self.fleet = fleet
         self.now_ms = now_ms
-        self._prefixes = prefixes
-        self._estimates, self._speeds = estimates, estimates.speeds
+        self.adapter = case.request.adapter
+        self.estimates = estimates
+        self._prefixes, self._speeds = prefixes, estimates.speeds
         self._levels: Levels | None = None
         self._held_at: dict[Worker, int] = {}
         self._prefill_ms: Numbers | None = None
@@ -67,7 +76,7 @@ class View:
         self.away_reason = Reason.SESSION_WORKER_GONE
         for role in _ROLES_OF_HOME:
             worker = self.fleet.worker(session.decode_worker, role)
-            if worker is None or worker.row == NOT_LISTED:
+            if worker is None:
                 continue
             if worker.epoch == session.worker_epoch and worker.is_alive(self.now_ms):
                 self.home, self.away_reason = worker, Reason.SESSION_WORKER_FULL
@@ -86,7 +95,7 @@ class View:
     def home_takes(self, role: Role) -> bool:
         """Return whether the session's worker has this role and takes one more request."""
         home = self.home
-        return home is not None and home.role is role and home.free > 0
+        return home is not None and home.role is role and self.takes(home)
 
     def why_away(self, role: Role) -> Reason:
         """Return why a worker of that role without the session's KV gets the request."""
@@ -149,12 +158,39 @@ class View:
     def _warm_in(self, role: Role) -> Worker | None:
         """Return the listed worker that was ordered to prefill the prompt's beginning, if any."""
         warm = self.case.warm
-        worker = None if warm is None else self.fleet.worker(warm.life[0], role)
-        return worker if worker is not None and worker.row != NOT_LISTED else None
+        return None if warm is None else self.fleet.worker(warm.life[0], role)
+
+    def takes(self, worker: Worker) -> bool:
+        """Return whether a living worker takes the request: it has credit, and can load the
+        request's adapter."""
+        return worker.free > 0 and worker.is_alive(self.now_ms) and self._can_load(worker)
+
+    def _can_load(self, worker: Worker) -> bool:
+        capability = worker.capability
+        return not self.adapter or (capability is not None and self.adapter in capability.adapters)
 
     def open(self, role: Role) -> Flags:
         """Return which rows of a pool take the request."""
-        return self.fleet.pools[role].open(self.now_ms)
+        pool = self.fleet.pools[role]
+        rows = pool.open(self.now_ms)
+        if self.adapter and pool.workers:
+            rows = rows & np.array([self._can_load(worker) for worker in pool.workers])
+        return rows
+
+    def loading_ms(self, worker: Worker) -> float:
+        """Return the time in which a worker loads the request's adapter; 0 if it is loaded. While
+        all of the worker's places are taken, another adapter must leave first."""
+        capability = worker.capability
+        if not self.adapter or self.adapter in worker.adapters or capability is None:
+            return 0.0
+        full = len(worker.adapters) >= capability.adapters_max
+        return ADAPTER_MS * (2 if full else 1)
+
+    def _adapters_ms(self, pool: WorkerPool) -> Numbers | float:
+        """Return that time for each row of a pool; 0 for a request without an adapter."""
+        if not self.adapter:
+            return 0.0
+        return np.array([self.loading_ms(worker) for worker in pool.workers])
 
     def prefill_ms(self) -> Numbers:
         """Return the time until each row of the prefill pool would have computed the prompt."""
@@ -163,7 +199,8 @@ class View:
             own_ms = speeds.prefill_ms(self.to_compute(Role.PREFILL), self.case.prompt_tokens)
             ahead_ms = pool.tokens * speeds.prefill_ms_per_token
             base_ms = (pool.requests + 1.0) * speeds.prefill_base_ms
-            self._prefill_ms = (own_ms + ahead_ms + base_ms) * pool.pace
+            took_ms = (own_ms + ahead_ms + base_ms) * pool.pace
+            self._prefill_ms = took_ms + self._adapters_ms(pool)
         return self._prefill_ms
 
     def append_ms(self, role: Role) -> Numbers:
@@ -172,7 +209,7 @@ class View:
         own_ms = speeds.append_ms(self.to_compute(role), self.case.prompt_tokens)
         others_ms = pool.others_tokens * speeds.append_ms_per_token
         took_ms = (speeds.append_base_ms + others_ms + own_ms) * pool.pace
-        return pool.waiting_ms(self.now_ms) + took_ms
+        return pool.waiting_ms(self.now_ms) + took_ms + self._adapters_ms(pool)
 
     def append_at_ms(self, worker: Worker) -> float:
         """Return the time as in `append_ms`, for one worker."""
@@ -180,7 +217,7 @@ class View:
         own_ms = speeds.append_ms(float(self.to_compute_at(worker)), self.case.prompt_tokens)
         others_ms = worker.others_tokens * speeds.append_ms_per_token
         took_ms = (speeds.append_base_ms + others_ms + own_ms) * worker.pace
-        return worker.waiting_ms(self.now_ms) + took_ms
+        return worker.waiting_ms(self.now_ms) + took_ms + self.loading_ms(worker)
 
     def _sharing_ms(self, pool: WorkerPool) -> Numbers:
         """Return the time that the requests on each row add to the whole answer."""
@@ -211,7 +248,7 @@ class View:
 
     def remote_first_ms(self, prefill: Worker) -> float:
         """Return the time to the first token if that prefill worker computes the prompt."""
-        return float(self.prefill_ms()[prefill.row]) + self._estimates.hop_ms
+        return float(self.prefill_ms()[prefill.row]) + self.estimates.hop_ms
 
     def missed_local(self, worker: Worker) -> float:
         """Return the expected missed deadlines if the worker computes prompt and answer."""
@@ -229,7 +266,7 @@ class View:
         beside its batch. Deadlines that other answers would miss without this request do not count.
         Prompts that already wait there delay other answers too.
         """
-        estimates, case, now_ms = self._estimates, self.case, self.now_ms
+        estimates, case, now_ms = self.estimates, self.case, self.now_ms
         token_ms = estimates.token_ms(worker, now_ms)
         with_ms = estimates.token_ms(worker, now_ms, 1, case.prompt_tokens)
         own_ms = estimates.answer_share * case.max_tokens * with_ms
@@ -246,7 +283,7 @@ class View:
         Tokens generated so far are estimated from the expected start and the worker's speed."""
         answers = worker.answers
         said_tokens = np.maximum(self.now_ms - answers.begins_ms, 0.0) / max(token_ms, 1e-3)
-        left_tokens = self._estimates.answer_share * answers.max_tokens - said_tokens
+        left_tokens = self.estimates.answer_share * answers.max_tokens - said_tokens
         left_ms = answers.deadline_ms - np.maximum(answers.begins_ms, self.now_ms)
         return np.maximum(left_tokens, 0.0), left_ms
 
@@ -259,6 +296,7 @@ class View:
         pool = self.fleet.pools[Role.DECODE]
         moving_ms = self.to_compute(Role.DECODE) * self._speeds.transfer_ms_per_token
         cost_ms = self._sharing_ms(pool) + pool.waiting_ms(self.now_ms) + moving_ms
+        cost_ms = cost_ms + self._adapters_ms(pool)
         among = self.open(Role.DECODE)
         return _timeliest(
             pool, cost_ms, among, first, lambda worker: self.missed_remote(worker, first_ms)
@@ -323,8 +361,9 @@ def _timeliest(
     return best
 
 
-def load(fleet: Fleet, now_ms: int) -> float:
-    """Return the active requests per living prefill or decode worker, or per replica without those.
+def load(fleet: ModelPools, now_ms: int) -> float:
+    """Return the active requests per living prefill or decode worker of a model, or per replica
+    without those.
 
     The measure of load in plans, and for look-ups in them.
     """
@@ -340,7 +379,7 @@ def load(fleet: Fleet, now_ms: int) -> float:
 
 
 def candidates(
-    fleet: Fleet,
+    fleet: ModelPools,
     chosen: Mapping[Worker, int],
     roles: Iterable[Role],
     limit: int,

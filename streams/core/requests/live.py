@@ -60,6 +60,11 @@ def session_key(record: Request | Session) -> SessionKey:
     return record.tenant, record.session_id
 
 
+def model_name(request: Request) -> str:
+    """Return the name that the caller has asked for: an adapter's, or else the model's."""
+    return request.adapter or request.model
+
+
 @frozen
 class WarmedPrefix:
     """A prompt's beginning that a worker was ordered to prefill."""

@@ -46,7 +46,7 @@ async def look_up(
     gateway: Gateway, exchange: HttpExchange, intake: CallIntake
 ) -> CacheLookup | None:
     """Look a chat up in the response cache, or return None without it; raises InvalidRequest."""
-    query = cache_query(intake, gateway.served, gateway.settings, exchange.tenant)
+    query = cache_query(intake, gateway.settings, exchange.tenant)
     if query is None:
         return None
     return CacheLookup(
@@ -71,7 +71,7 @@ async def serve(
     await write_hit(
         exchange,
         hit,
-        model=gateway.served.name,
+        model=intake.card.name,
         stream=intake.stream,
         include_usage=intake.include_usage,
         counts_always=intake.counts_always,

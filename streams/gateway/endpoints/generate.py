@@ -33,7 +33,7 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: HttpExchange)
         return await resume(gateway, exchange, key, positions)
     await calls.admit(tenant)  # before the body takes memory
     raw = await exchange.read_body(gateway.callers.body_reader)
-    intake = await take_in(raw, endpoint, gateway.served, settings, tenant)
+    intake = await take_in(raw, endpoint, gateway.models, settings, tenant)
     conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     inquiry = Inquiry(

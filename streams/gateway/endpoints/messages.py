@@ -16,7 +16,6 @@ from streams.anthropic.message import whole_message
 from streams.calls.request.body import parse
 from streams.calls.request.chat import chat_of
 from streams.calls.request.intake import CallIntake, chat_prompt, take_in_body
-from streams.calls.request.search import collection_of
 from streams.calls.request.tools import tools_of
 from streams.calls.requests import Inquiry, accept, options_of
 from streams.calls.stream.hub import Call
@@ -53,9 +52,7 @@ async def count_tokens(gateway: Gateway, exchange: HttpExchange) -> str:
     _begin(gateway, exchange)
     body = parse(CountTokensBody, await exchange.read_body(gateway.callers.body_reader))
     refuse_fields(body)
-    served = gateway.served
-    if body.model != served.name:
-        collection_of(body.model, served.name)
+    served, _ = await gateway.models.of_call(body.model)
     chat_fields = chat_body(body)
     tools, template = tools_of(chat_fields), served.tokenizer.template
     chat = chat_of(chat_fields, chat_fields.messages, template, tools)
@@ -74,9 +71,8 @@ def _begin(gateway: Gateway, exchange: HttpExchange) -> None:
 
 async def _inquiry(gateway: Gateway, exchange: HttpExchange, body: MessagesBody) -> Inquiry:
     headers, settings = exchange.headers, gateway.settings
-    intake = await take_in_body(chat_body(body), gateway.served, settings, exchange.tenant)
-    bounds_reasoning = gateway.served.parsers.bounds_reasoning
-    budget = body.thinking_tokens_max if bounds_reasoning else None
+    intake = await take_in_body(chat_body(body), gateway.models, settings, exchange.tenant)
+    budget = body.thinking_tokens_max if intake.card.parsers.bounds_reasoning else None
     intake = _limited(intake, body.max_tokens, budget)
     conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
@@ -103,7 +99,8 @@ def _limited(intake: CallIntake, tokens_max: int, budget: int | None) -> CallInt
 
 
 async def _write(gateway: Gateway, exchange: HttpExchange, inquiry: Inquiry, call: Call) -> str:
-    tokens_max, content = gateway.served.max_model_len, AnswerContent(call.key.parent_id)
+    tokens_max = inquiry.intake.card.max_model_len
+    content = AnswerContent(call.key.parent_id)
     if call.waits_for_end:
 
         def body() -> bytes:

@@ -63,7 +63,7 @@ async def _inquiry(
     gateway: Gateway, exchange: HttpExchange, response_call: ResponseCall
 ) -> Inquiry:
     try:
-        intake = await response_call.take_in(gateway.served, gateway.settings, exchange.tenant)
+        intake = await response_call.take_in(gateway.models, gateway.settings, exchange.tenant)
     except PromptTooLong as error:
         raise PromptTooLong(error.message, "input") from None
     conversation = conversation_of(gateway, exchange, intake)

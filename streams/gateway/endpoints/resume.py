@@ -83,7 +83,7 @@ async def _resume_message(
     call = resumed_call(gateway, exchange, key, [ClientPosition()])
     writer = MessageEvents(
         call,
-        tokens_max=gateway.served.max_model_len,
+        tokens_max=gateway.models.max_model_len(key.model),
         name=gateway.event_ids.name(key),
         after=after,
     )

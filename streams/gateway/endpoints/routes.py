@@ -11,19 +11,19 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.routing import BaseRoute
 
-from schemas.errors import InvalidRequest, NotFound, UnknownModel
+from schemas.errors import InvalidRequest, NotFound
 from schemas.fleet import Member
 from schemas.records import Cancellation, CancelReason, EmbedCapability, MemberKind, MemberState
+from schemas.rules.embedders import public_name
 from streams.anthropic.models import VERSION_HEADER, model_info, model_page
 from streams.calls.config import GatewaySettings
-from streams.calls.embedding import public_name
 from streams.calls.errors import RETRY_AFTER_S, shorten
 from streams.calls.ids import STORE_PREFIX, from_public, new_request_id, session_of
 from streams.calls.request.body import DetokenizeBody, TokenizeBody
 from streams.calls.request.chat import chat_of
-from streams.calls.request.intake import ServedModel, chat_prompt, check_length
+from streams.calls.request.intake import chat_prompt, check_length
 from streams.calls.request.refused import refuse_extras
-from streams.calls.request.search import ALIAS, collection_of
+from streams.calls.request.served import ALIAS, ModelCard, ServedModel
 from streams.calls.request.tools import tools_of
 from streams.gateway.endpoints.answer_cache import evict
 from streams.gateway.endpoints.batches import call_batch_routes
@@ -78,12 +78,15 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
         """Tokenize a prompt, or messages in the model's chat template."""
         body = await gateway.callers.read_body(request, TokenizeBody)
         tenant = gateway.callers.tenant_of(request)
-        return await _tokenize(gateway.served, body, gateway.settings, tenant)
+        served = await gateway.models.model_named(body.model)
+        return await _tokenize(served, body, gateway.settings, tenant)
 
     @guarded.post("/detokenize", tags=["vLLM"])
     async def detokenize(request: Request) -> dict[str, Any]:
         """Return the text of token ids."""
-        return _detokenize(gateway.served, await gateway.callers.read_body(request, DetokenizeBody))
+        body = await gateway.callers.read_body(request, DetokenizeBody)
+        refuse_extras(body.model_extra)
+        return _detokenize(await gateway.models.model_named(body.model), body)
 
     @guarded.delete("/v1/requests/{request_id}", tags=["Trivium"])
     async def cancel(request_id: str, request: Request, response: Response) -> dict[str, Any]:
@@ -122,8 +125,9 @@ def _add_operations(gateway: Gateway, router: APIRouter) -> None:
 
     @router.get("/health/ready", tags=["Operations"])
     async def ready() -> Response:
-        """Answer 200 if calls can be answered; else 503 with the reasons."""
-        return _readiness(gateway.calls.problems())
+        """Answer 200 if calls of any model can be answered, with a reason for each model whose
+        calls cannot; else 503 with the reasons."""
+        return _readiness(gateway.calls.problems(), gateway.calls.unserved())
 
     @router.get("/health", tags=["Operations"])
     @router.get("/ping", tags=["Operations"])
@@ -150,11 +154,11 @@ def _add_operations(gateway: Gateway, router: APIRouter) -> None:
         return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4")
 
 
-def _readiness(problems: Sequence[str]) -> Response:
+def _readiness(problems: Sequence[str], unserved: Sequence[str] = ()) -> Response:
     headers = _request_id()
     if problems:
         headers["retry-after"] = str(RETRY_AFTER_S)
-    body = {"status": "not ready" if problems else "ok", "reasons": problems}
+    body = {"status": "not ready" if problems else "ok", "reasons": [*problems, *unserved]}
     return JSONResponse(body, 503 if problems else 200, headers)
 
 
@@ -163,17 +167,21 @@ def _request_id() -> dict[str, str]:
 
 
 def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
-    """Return the models by name: the served model, alone and with each collection, and embedding
-    models.
+    """Return the models by name: models and adapters, alone and with each collection that they can
+    read, and embedding models.
 
     Collections have no owners, so they are listed only if the gateway has no API keys.
     """
-    settings, served = gateway.settings, gateway.served.name
-    models = {served: _generating(gateway, served)}
-    for name in () if settings.api_keys else _collections(gateway):
-        if name != settings.cache_collection and not name.startswith(STORE_PREFIX):
-            name = f"{served}{ALIAS}{name}"
-            models[name] = _generating(gateway, name)
+    settings, cards = gateway.settings, gateway.models.cards.values()
+    models = {card.name: _generating(card, card.name) for card in cards}
+    for collection in () if settings.api_keys else _collections(gateway):
+        if collection == settings.cache_collection or collection.startswith(STORE_PREFIX):
+            continue
+        for card in cards:
+            if not card.reads_passages:
+                continue
+            name = f"{card.name}{ALIAS}{collection}"
+            models[name] = _generating(card, name)
     for capability in _embedders(gateway):
         name = public_name(capability.embedder)
         models.setdefault(name, _embedding_model(gateway, name, capability))
@@ -185,8 +193,8 @@ def _model_named(gateway: Gateway, name: str) -> dict[str, Any]:
     for capability in _embedders(gateway):
         if name == capability.embedder:
             return _embedding_model(gateway, name, capability)
-    collection_of(name, gateway.served.name)
-    return _generating(gateway, name)
+    card, _ = gateway.models.find(name)
+    return _generating(card, name)
 
 
 def _ready_workers(gateway: Gateway) -> Iterator[Member]:
@@ -204,34 +212,31 @@ def _collections(gateway: Gateway) -> list[str]:
     return sorted({collection.name for load in loads if load for collection in load.collections})
 
 
-def _generating(gateway: Gateway, name: str) -> dict[str, Any]:
-    """Return the served model under one of its names, with its parsers."""
-    served = gateway.served
-    parsers = {"tool_parser": served.parsers.tool, "reasoning_parser": served.parsers.reasoning}
-    return {**_model(gateway, name, root=served.name), **parsers}
+def _generating(card: ModelCard, name: str) -> dict[str, Any]:
+    """Return a model or an adapter under one of its names, with its parsers. An adapter's parent is
+    its model, and its root the name of its folder, as vLLM tells."""
+    root = card.root or card.model
+    parsers = {"tool_parser": card.parsers.tool, "reasoning_parser": card.parsers.reasoning}
+    model = _model(name, card.created_s, card.max_model_len, root=root)
+    return {**model, "parent": card.model if card.adapter else None, **parsers}
 
 
 def _embedding_model(gateway: Gateway, name: str, capability: EmbedCapability) -> dict[str, Any]:
-    return _model(gateway, name, max_model_len=capability.tokens_max, generates=False)
+    created_s = gateway.models.default.card.created_s
+    return _model(name, created_s, capability.tokens_max, root=name, generates=False)
 
 
 def _model(
-    gateway: Gateway,
-    name: str,
-    *,
-    root: str | None = None,
-    max_model_len: int | None = None,
-    generates: bool = True,
+    name: str, created_s: int, max_model_len: int, *, root: str, generates: bool = True
 ) -> dict[str, Any]:
-    created_s = gateway.served.created_s
     return {
         "id": name,
         "object": "model",
         "created": created_s,
         "owned_by": "trivium",
-        "root": root or name,
+        "root": root,
         "parent": None,
-        "max_model_len": max_model_len or gateway.served.max_model_len,
+        "max_model_len": max_model_len,
         "permission": [_permission(name, created_s, generates=generates)],
     }
 
@@ -255,14 +260,7 @@ def _permission(name: str, created_s: int, *, generates: bool) -> dict[str, Any]
     }
 
 
-def _check_model(model: str | None, served: ServedModel) -> None:
-    if model not in (None, served.name):
-        raise UnknownModel(f"model: expected {served.name!r}, found {str(model)[:80]!r}")
-
-
 def _detokenize(served: ServedModel, body: DetokenizeBody) -> dict[str, str]:
-    refuse_extras(body.model_extra)
-    _check_model(body.model, served)
     vocab = served.tokenizer.vocab
     if (highest := max(body.tokens, default=0)) >= vocab:
         raise InvalidRequest(
@@ -275,7 +273,6 @@ async def _tokenize(
     served: ServedModel, body: TokenizeBody, settings: GatewaySettings, tenant: str
 ) -> dict[str, Any]:
     refuse_extras(body.model_extra)
-    _check_model(body.model, served)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: expected either prompt or messages", "prompt")
     if body.messages is not None:
@@ -291,7 +288,7 @@ async def _tokenize(
         )
     answer: dict[str, Any] = {
         "count": len(tokens),
-        "max_model_len": served.max_model_len,
+        "max_model_len": served.card.max_model_len,
         "tokens": tokens.tolist(),
     }
     if body.return_token_strs:

@@ -16,6 +16,7 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, InvalidRequest, RecordError
 from schemas.records import Embedded, Hits, MemberKind, MemberState, Quoted, RetrievalRequest
 from schemas.retrieval import CHECK, MODES, WORDS, check_hits, pack_vector
+from schemas.rules.embedders import public_name
 from schemas.rules.sizes import QUOTED_MAX, SEEDS_MAX
 from schemas.settings import LogSettings
 from schemas.topics import check_record
@@ -25,8 +26,13 @@ from streams.log.clock import wall_ms
 from streams.log.membership import Membership
 from streams.log.retrieval.embedding import EmbeddedTexts, EmbeddingClient, Texts
 from streams.log.retrieval.exchange import RetrievalExchange, by_words
-from streams.log.retrieval.results import RetrievalResult, embedding_workers
-from streams.log.retrieval.routes import Route
+from streams.log.retrieval.results import (
+    RetrievalResult,
+    embedder_of,
+    embedders,
+    embedding_workers,
+)
+from streams.log.retrieval.routes import PoolRoutes, Route
 from streams.log.retry import TRANSIENT_ERRORS
 from streams.log.slices import in_slices
 
@@ -45,7 +51,8 @@ class RetrievalClient:
         self._reader = AssignedReader(
             settings, "hits", [self._partition], client_id=f"{membership.member_id}-hits"
         )
-        direct, by_pool = (Route(settings.retrieval_partitions) for _ in range(2))
+        direct = Route(settings.retrieval_partitions)
+        by_pool = PoolRoutes(settings.retrieval_partitions)
         self._exchange = RetrievalExchange(producer, membership, direct, by_pool, settings.place)
         self._embedding = EmbeddingClient(producer, membership, by_pool)
 
@@ -144,9 +151,14 @@ class RetrievalClient:
         )  # fmt: skip
         if mode == WORDS:
             return await self._ask(request)
-        if not embedding_workers(self.membership.view, wall_ms()):
+        view = self.membership.view
+        pools = embedders(view).keys() - {""}
+        if pools and (embedder := embedder_of(view, collection, pools)):
+            request = replace(request, embedder=embedder)
+        if not embedding_workers(view, wall_ms(), public_name(request.embedder)):
             result = await self._ask(by_words(request))
-            return replace(result, degraded="no embedding worker is ready")
+            which = f" of {request.embedder}" if request.embedder else ""
+            return replace(result, degraded=f"no embedding worker{which} is ready")
         result = await self._ask(request)
         if result.mode != WORDS:
             return result
@@ -174,14 +186,17 @@ class RetrievalClient:
         )  # fmt: skip
         return (await self._ask(request)).changed
 
-    async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
-        """Return the vectors of texts, in their order, all or none.
+    async def embed(
+        self, texts: Texts, *, deadline_ms: int, tenant: str = "", embedder: str = ""
+    ) -> EmbeddedTexts:
+        """Return the vectors of texts, in their order, all or none, by a model that is named with
+        or without its version; by the deployment's first if none is named.
 
-        Raises NotReady if no embedding worker is ready, DeadlineExceeded, BrokerUnavailable, and
-        the error with which the pool refused the texts.
+        Raises UnknownModel, NotReady if no worker of the model is ready, DeadlineExceeded,
+        BrokerUnavailable, and the error with which the pool refused the texts.
         """
         self._check_valid()
-        return await self._embedding.embed(texts, deadline_ms, tenant)
+        return await self._embedding.embed(texts, deadline_ms, tenant, embedder)
 
     def _request(
         self, collection: str, k: int, deadline_ms: int, kind: str, **fields: Any

@@ -24,16 +24,18 @@ from schemas.errors import (
     QueueFull,
     RecordError,
     TriviumError,
+    UnknownModel,
     from_wire,
 )
 from schemas.records import Embedded, EmbedRequest
 from schemas.retrieval import Vector, unpack_vector
+from schemas.rules.embedders import public_name
 from schemas.rules.sizes import RETRIEVAL_BYTES_MAX, TEXTS_MAX
 from streams.log.clients import LogProducer
 from streams.log.clock import wall_ms
 from streams.log.membership import Membership
-from streams.log.retrieval.results import embedding_workers
-from streams.log.retrieval.routes import EMBEDDING, Route
+from streams.log.retrieval.results import embedders, embedding_workers
+from streams.log.retrieval.routes import EMBEDDING, PoolRoutes, Route
 
 ASKED_MAX = 1_024  # records of a tenant in flight
 _PART_TEXTS, _PART_BYTES = 64, RETRIEVAL_BYTES_MAX // 2  # of one record
@@ -56,17 +58,18 @@ class EmbeddedTexts:
 class EmbeddingClient:
     """Embeds texts: any number of `embed` at once; `take` gets the answers."""
 
-    def __init__(self, producer: LogProducer, membership: Membership, route: Route) -> None:
-        self._producer, self._membership, self._route = producer, membership, route
-        self._pending: dict[str, tuple[asyncio.Future[Embedded], int, int]] = {}
+    def __init__(self, producer: LogProducer, membership: Membership, routes: PoolRoutes) -> None:
+        self._producer, self._membership, self._routes = producer, membership, routes
+        self._pending: dict[str, tuple[asyncio.Future[Embedded], Route, int, int]] = {}
         self._parts_of: Counter[str] = Counter()  # records in flight, by tenant
 
     def take(self, embedded: Embedded) -> None:
         """Take an answer. Raise RecordError if it is invalid."""
-        answer, partition, count = self._pending.get(embedded.embed_id, (None, 0, 0))
-        if answer is None:
+        pending = self._pending.get(embedded.embed_id)
+        if pending is None:
             return
-        self._route.note_answer(partition, EMBEDDING, wall_ms())
+        answer, route, partition, count = pending
+        route.note_answer(partition, EMBEDDING, wall_ms())
         if embedded.error is None:
             values = unpack_vector(embedded.vectors)
             if (
@@ -81,39 +84,70 @@ class EmbeddingClient:
         if not answer.done():
             answer.set_result(embedded)
 
-    async def embed(self, texts: Texts, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
-        """Return the vectors of texts, in their order, all or none."""
+    async def embed(
+        self, texts: Texts, deadline_ms: int, tenant: str = "", embedder: str = ""
+    ) -> EmbeddedTexts:
+        """Return the vectors of texts, in their order, all or none; `embedder` is the name of a
+        model, or empty."""
         if not 0 < len(texts) <= TEXTS_MAX:
             raise InvalidRequest(f"expected 1 to {TEXTS_MAX} texts, found {len(texts)}", "input")
-        if not embedding_workers(self._membership.view, wall_ms()):
-            raise NotReady("no embedding worker is ready; start one with `trivium run embedding`")
+        pool = self._pool_of(embedder)
         try:
             async with asyncio.timeout(max(0, deadline_ms - wall_ms()) / 1000):
-                return _concatenate(await self._embed_parts(texts, deadline_ms, tenant))
+                return _concatenate(await self._embed_parts(texts, deadline_ms, tenant, pool))
         except TimeoutError as error:
             raise DeadlineExceeded("the texts were not embedded before the deadline") from error
 
-    async def _embed_parts(self, texts: Texts, deadline_ms: int, tenant: str) -> list[Embedded]:
+    def _pool_of(self, embedder: str) -> str:
+        """Return the pool of a model; raises UnknownModel, and NotReady if none of its workers is
+        ready, or no embedding worker is known at all."""
+        view = self._membership.view
+        models = embedders(view)
+        pool = next(
+            (
+                pool
+                for pool, capability in models.items()
+                if embedder in (capability.embedder, public_name(capability.embedder))
+            ),
+            None if embedder and models else "",
+        )
+        if pool is None:
+            names = sorted(public_name(capability.embedder) for capability in models.values())
+            raise UnknownModel(f"model: expected {_one_of(names)}, found {embedder[:80]!r}")
+        if not embedding_workers(view, wall_ms(), pool):
+            which = f" of {pool}" if pool else ""
+            raise NotReady(
+                f"no embedding worker{which} is ready; start one with `trivium run embedding`"
+            )
+        return pool
+
+    async def _embed_parts(
+        self, texts: Texts, deadline_ms: int, tenant: str, pool: str
+    ) -> list[Embedded]:
         try:
             async with asyncio.TaskGroup() as group:
-                parts = [self._embed_part(part, deadline_ms, tenant) for part in _parts(texts)]
+                parts = [
+                    self._embed_part(part, deadline_ms, tenant, pool) for part in _parts(texts)
+                ]
                 asking = [group.create_task(part) for part in parts]
         except* TriviumError as failed:
             raise failed.exceptions[0] from None
         return [task.result() for task in asking]
 
-    async def _embed_part(self, texts: Texts, deadline_ms: int, tenant: str) -> Embedded:
+    async def _embed_part(self, texts: Texts, deadline_ms: int, tenant: str, pool: str) -> Embedded:
         if self._parts_of[tenant] >= ASKED_MAX:
             raise QueueFull(f"{ASKED_MAX} calls for embeddings are under way; ask less at once")
         self._parts_of[tenant] += 1
         try:
-            return await self._request_part(texts, deadline_ms, tenant)
+            return await self._request_part(texts, deadline_ms, tenant, pool)
         finally:
             self._parts_of[tenant] -= 1
             if not self._parts_of[tenant]:
                 del self._parts_of[tenant]
 
-    async def _request_part(self, texts: Texts, deadline_ms: int, tenant: str) -> Embedded:
+    async def _request_part(
+        self, texts: Texts, deadline_ms: int, tenant: str, pool: str
+    ) -> Embedded:
         request = EmbedRequest(
             embed_id=uuid.uuid4().hex,
             asker_id=self._membership.member_id,
@@ -122,27 +156,35 @@ class EmbeddingClient:
             token_ids=tuple(text for text in texts if not isinstance(text, str)),
             deadline_ms=deadline_ms,
             tenant=tenant,
+            embedder=pool,
         )
+        route = self._routes.of(pool)
         answer: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
-        began_ms, partition = wall_ms(), self._route.next(wall_ms())
+        began_ms, partition = wall_ms(), route.next(wall_ms())
         second_request = replace(request, embed_id=request.embed_id + "-2")
         try:
-            await self._send(request, partition, answer)
+            await self._send(request, route, partition, answer)
             after_s = _AGAIN_AFTER * (deadline_ms - began_ms) / 1000
             await asyncio.wait([answer], timeout=after_s)
-            if not answer.done() and self._route.is_silent(partition, [EMBEDDING], began_ms):
-                self._route.avoid(partition, wall_ms())
-                await self._send(second_request, self._route.farthest(partition, wall_ms()), answer)
+            if not answer.done() and route.is_silent(partition, [EMBEDDING], began_ms):
+                route.avoid(partition, wall_ms())
+                other_partition = route.farthest(partition, wall_ms())
+                await self._send(second_request, route, other_partition, answer)
             return await answer
         finally:
             for attempt in (request, second_request):
                 self._pending.pop(attempt.embed_id, None)
 
     async def _send(
-        self, request: EmbedRequest, partition: int, answer: asyncio.Future[Embedded]
+        self,
+        request: EmbedRequest,
+        route: Route,
+        partition: int,
+        answer: asyncio.Future[Embedded],
     ) -> None:
         self._pending[request.embed_id] = (
             answer,
+            route,
             partition,
             len(request.token_ids or request.texts),
         )
@@ -151,6 +193,11 @@ class EmbeddingClient:
             await (await self._producer.send("embeddings", request, key=key, partition=partition))
         except KafkaError as error:
             raise BrokerUnavailable(f"the texts were not sent: {error}") from error
+
+
+def _one_of(names: Sequence[str]) -> str:
+    quoted_names = ", ".join(map(repr, names))
+    return quoted_names if len(names) == 1 else f"one of {quoted_names}"
 
 
 def _parts(texts: Texts) -> list[list[Any]]:

@@ -18,6 +18,7 @@ from aiokafka.errors import KafkaError
 from schemas.errors import BrokerUnavailable, DeadlineExceeded, NotReady, QueueFull
 from schemas.records import Hits, RetrievalRequest
 from schemas.retrieval import WORDS
+from schemas.rules.embedders import public_name
 from streams.log.clients import LogProducer
 from streams.log.clock import wall_ms
 from streams.log.membership import Membership
@@ -29,7 +30,7 @@ from streams.log.retrieval.results import (
     merge_hits,
     partitions_at,
 )
-from streams.log.retrieval.routes import EMBEDDING, Route
+from streams.log.retrieval.routes import EMBEDDING, PoolRoutes, Route
 
 
 @dataclass(slots=True, eq=False)
@@ -84,11 +85,11 @@ class RetrievalExchange:
     """Exchanges retrievals: any number of `ask` at once; `take` gets the hits."""
 
     def __init__(
-        self, producer: LogProducer, membership: Membership, direct: Route, by_pool: Route,
+        self, producer: LogProducer, membership: Membership, direct: Route, by_pool: PoolRoutes,
         place: str,
     ) -> None:  # fmt: skip
-        """Create an exchange; `direct` is the route to the shards, `by_pool` the one through the
-        embedding pool."""
+        """Create an exchange; `direct` is the route to the shards, `by_pool` has those through
+        embedding pools."""
         self._producer, self._membership, self._place = producer, membership, place
         self._direct, self._by_pool = direct, by_pool
         self._pending: dict[
@@ -157,7 +158,9 @@ class RetrievalExchange:
         return partitions_at(self._membership.view, self._place, wall_ms())
 
     def _route(self, request: RetrievalRequest) -> Route:
-        return self._by_pool if _wants_vector(request) else self._direct
+        if not _wants_vector(request):
+            return self._direct
+        return self._by_pool.of(public_name(request.embedder))
 
     def _should_resend(
         self, pending: PendingRetrieval, route: Route, partition: int, since_ms: float
@@ -178,10 +181,12 @@ class RetrievalExchange:
         return True
 
     def _fallback(self, request: RetrievalRequest) -> RetrievalRequest:
-        """Return the request to send again; by words only with at most one embedding worker."""
+        """Return the request to send again; by words only with at most one worker that may embed
+        it."""
         if not _wants_vector(request):
             return request
-        workers = embedding_workers(self._membership.view, wall_ms())
+        pool = public_name(request.embedder)
+        workers = embedding_workers(self._membership.view, wall_ms(), pool)
         return request if len(workers) > 1 else by_words(request)
 
     async def _send(
@@ -210,7 +215,8 @@ def _wants_vector(request: RetrievalRequest) -> bool:
 
 
 def by_words(request: RetrievalRequest) -> RetrievalRequest:
-    return replace(request, mode=WORDS)
+    """Return a search by words only, for which no model has to make a vector."""
+    return replace(request, mode=WORDS, embedder="")
 
 
 def _second(request: RetrievalRequest) -> RetrievalRequest:

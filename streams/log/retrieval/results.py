@@ -18,8 +18,18 @@ from schemas.errors import (
     from_wire,
 )
 from schemas.fleet import FleetView, Member
-from schemas.records import Hits, MemberKind, MemberState, Passage, Quoted, Retrieved, WireError
+from schemas.records import (
+    EmbedCapability,
+    Hits,
+    MemberKind,
+    MemberState,
+    Passage,
+    Quoted,
+    Retrieved,
+    WireError,
+)
 from schemas.retrieval import WORDS, shard_of, unpack_vector
+from schemas.rules.embedders import public_name
 from schemas.rules.ranks import depth_of, fuse_ranks
 from schemas.rules.sizes import SHARDS_MAX, fit_passages
 from streams.log.clock import wall_ms
@@ -71,11 +81,37 @@ def partitions_at(view: FleetView, place: str, now_ms: int) -> frozenset[int]:
     return frozenset(set.intersection(*by_shard.values())) if by_shard else frozenset()
 
 
-def embedding_workers(view: FleetView, now_ms: int) -> list[Member]:
-    """Return the workers that are ready to embed texts."""
+def embedding_workers(view: FleetView, now_ms: int, pool: str | None = None) -> list[Member]:
+    """Return the workers that are ready to embed texts, of one pool or of all."""
     living = view.living(MemberKind.WORKER, now_ms)
     ready = (member for member in living if member.state is MemberState.READY)
-    return [member for member in ready if member.registration.embedding is not None]
+    return [
+        member
+        for member in ready
+        if (embedding := member.registration.embedding) is not None
+        and pool in (None, embedding.pool)
+    ]
+
+
+def embedders(view: FleetView) -> dict[str, EmbedCapability]:
+    """Return the embedding models by the names of their pools, also those whose workers are silent
+    and may be back."""
+    capabilities = (
+        member.registration.embedding
+        for member in view.members.values()
+        if member.state is not MemberState.GONE
+    )
+    return {embedding.pool: embedding for embedding in capabilities if embedding is not None}
+
+
+def embedder_of(view: FleetView, collection: str, pools: Collection[str]) -> str:
+    """Return the embedding model that a collection is bound to, if it is that of another pool than
+    the first; empty otherwise, and while no worker has the collection."""
+    for member in view.members.values():
+        for state in member.search.collections if member.search is not None else ():
+            if state.name == collection and state.embedder:
+                return state.embedder if public_name(state.embedder) in pools else ""
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

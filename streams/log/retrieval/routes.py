@@ -10,6 +10,20 @@ AVOIDED_MS = 10_000  # the session of the workers' groups
 EMBEDDING = -1  # in place of a shard's number: the embedding pool
 
 
+class PoolRoutes:
+    """A route through each embedding pool, by the pool's name; there are as many as pools."""
+
+    def __init__(self, partitions: int) -> None:
+        self._partitions = partitions
+        self._routes: dict[str, Route] = {}
+
+    def of(self, pool: str) -> "Route":
+        """Return the route through a pool of the fleet."""
+        if (route := self._routes.get(pool)) is None:
+            route = self._routes[pool] = Route(self._partitions)
+        return route
+
+
 class Route:
     """Partitions in turn; a silent one is avoided until its group has reassigned it."""
 

@@ -14,7 +14,7 @@ from schemas.records import Endpoint
 from schemas.rules.tokens import pack_tokens
 from streams.calls.config import EVERYTHING, GatewaySettings
 from streams.calls.request.body import CacheBody, ChatBody
-from streams.calls.request.intake import CallIntake, ServedModel
+from streams.calls.request.intake import CallIntake
 
 QUESTION_CHARS_MAX = 1_000  # embedding models read the beginning only
 _VERSION = "1"
@@ -53,9 +53,7 @@ class CacheQuery:
         return int(self.key, 16) % (1 << _NUMBER_BITS)
 
 
-def cache_query(
-    intake: CallIntake, served: ServedModel, settings: GatewaySettings, tenant: str
-) -> CacheQuery | None:
+def cache_query(intake: CallIntake, settings: GatewaySettings, tenant: str) -> CacheQuery | None:
     """Return the query of a call; None if it does not use the cache.
 
     Raises InvalidRequest if a call asks for the cache and cannot use it.
@@ -78,7 +76,7 @@ def cache_query(
     if intake.search is not None and intake.search.turns:
         return None  # its prompt has passages of earlier turns, which no notice lists
     return CacheQuery(
-        key=_key(intake, chat, served, settings, tenant),
+        key=_key(intake, chat, settings, tenant),
         question=question,
         threshold=settings.cache_threshold if options.threshold is None else options.threshold,
         ttl_s=options.ttl_s or settings.cache_ttl_s,
@@ -105,9 +103,7 @@ def _hindrance(intake: CallIntake) -> str | None:
     return None
 
 
-def _key(
-    intake: CallIntake, chat: ChatBody, served: ServedModel, settings: GatewaySettings, tenant: str
-) -> str:
+def _key(intake: CallIntake, chat: ChatBody, settings: GatewaySettings, tenant: str) -> str:
     *earlier_messages, last = intake.chat.messages
     length = chat.max_completion_tokens or chat.max_tokens or 0  # the default differs by prompt
     sampling = replace(intake.samplings[0], seed=0, max_tokens=length)
@@ -116,8 +112,8 @@ def _key(
     parts: Sequence[Any] = (
         _VERSION,
         tenant,
-        served.name,
-        served.max_model_len,
+        intake.card.name,
+        intake.card.max_model_len,
         [sorted(message.items()) for message in earlier_messages],
         sorted((name, value) for name, value in last.items() if name != "content"),
         replace(intake.chat, messages=()),

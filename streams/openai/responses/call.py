@@ -10,8 +10,9 @@ from schemas.errors import InvalidRequest, PromptTooLong
 from schemas.records import StoredResponse
 from streams.calls.config import GatewaySettings
 from streams.calls.request.body import ChatBody
-from streams.calls.request.intake import CallIntake, ServedModel, take_in_body
+from streams.calls.request.intake import CallIntake, take_in_body
 from streams.calls.request.responses_body import ResponsesBody
+from streams.calls.request.served import ServedModels
 from streams.calls.stream.event_id import StreamKey
 from streams.openai.responses.chat import chat_body
 from streams.openai.responses.form import Json
@@ -53,17 +54,18 @@ class ResponseCall:
         return chat_body(self.body, messages, ignores_unserved=ignores_unserved)
 
     async def take_in(
-        self, served: ServedModel, settings: GatewaySettings, tenant: str = ""
+        self, models: ServedModels, settings: GatewaySettings, tenant: str = ""
     ) -> CallIntake:
         """Check and tokenise the chat.
 
         With `truncation: auto`, the fewest possible first messages are left out of a chat that is
         too long. The results of a call go with it. Raises InvalidRequest and PromptTooLong.
         """
-        self._texts(served.name)  # refuse values that cannot be stored before anything is computed
+        # refuse values that cannot be stored before anything is computed
+        self._texts(models.default.card.name)
         chat = self.chat(ignores_unserved=settings.unserved_tools == "ignore")
         try:
-            return await take_in_body(chat, served, settings, tenant)
+            return await take_in_body(chat, models, settings, tenant)
         except PromptTooLong:
             low, high = 1, len(_droppable(chat)) - 1
             if self.body.truncation != "auto" or high < low:
@@ -71,11 +73,11 @@ class ResponseCall:
         while low < high:
             middle = (low + high) // 2
             try:
-                await take_in_body(_without_first(chat, middle), served, settings, tenant)
+                await take_in_body(_without_first(chat, middle), models, settings, tenant)
                 high = middle
             except PromptTooLong:
                 low = middle + 1
-        return await take_in_body(_without_first(chat, low), served, settings, tenant)
+        return await take_in_body(_without_first(chat, low), models, settings, tenant)
 
     def _texts(self, served: str) -> dict[str, str]:
         """Encode the stored parts of the call as JSON; raises InvalidRequest for values that JSON

@@ -75,5 +75,6 @@ async def metric(url: str, pool: str) -> float:
     """How many workers a gateway says that a pool wants."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         text = (await http.get(f"{url}/metrics")).text
-    (line,) = [line for line in text.splitlines() if f'_wanted{{pool="{pool}"}}' in line]
+    lines = [line for line in text.splitlines() if line.startswith("trivium_workers_wanted{")]
+    (line,) = [line for line in lines if f'pool="{pool}"' in line]
     return float(line.rpartition(" ")[2])

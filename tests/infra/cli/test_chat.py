@@ -6,6 +6,7 @@ import json
 from schemas.records import AnswerDelta, DeltaKind
 from tests.infra.cli.trivium_runner import Ran, trivium_here
 from tests.streams.gateway.in_process import InProcessGateway, serving
+from tests.streams.gateway.samples import MODEL
 
 
 async def chatting(gateway: InProcessGateway, *words: str) -> Ran:
@@ -25,6 +26,15 @@ async def test_chat_probes_search_collection() -> None:
     assert (turn["text"], turn["probes"]) == ("a", 2)
     _, _, plain_errors = await chatting(gateway, "-c", "books", "--probes")
     assert "2 probes, for which it stood still 3 ms" in plain_errors
+
+
+async def test_chat_names_the_model_that_it_is_told() -> None:
+    gateway = InProcessGateway()
+    gateway.answer_with("a")
+    code, _, errors = await chatting(gateway, "--model", MODEL)
+    assert code == 0, errors
+    code, _, errors = await chatting(gateway, "--model", "other")
+    assert code == 2 and "found 'other'" in errors
 
 
 async def test_chat_probes_require_collection() -> None:

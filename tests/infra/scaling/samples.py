@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from infra.scaling.fleet_meter import FleetMeasurement
+from infra.scaling.fleet_meter import FleetMeasurement, ModelMeasurement
 from infra.scaling.pools import PoolLoad
 from infra.scaling.settings import ScalingSettings
 from schemas.fleet import FleetView
@@ -35,11 +35,16 @@ def backlog(**changes: Any) -> Backlog:
 
 def measured(
     *, prefill: int = 1, decode: int = 1, replica: int = 0, slots: int = 8, **changes: Any
-) -> FleetMeasurement:
+) -> ModelMeasurement:
     """Measure pools of these sizes, each worker with so many slots."""
     present = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replica}
     pools = {role: PoolLoad(present=count, slots=slots) for role, count in present.items()}
-    return FleetMeasurement(backlog=backlog(**changes), pools=pools)
+    return ModelMeasurement(backlog=backlog(**changes), pools=pools)
+
+
+def fleet_of(*models: ModelMeasurement, shards: tuple[PoolLoad, ...] = ()) -> FleetMeasurement:
+    """Return the measurement of a fleet with these models."""
+    return FleetMeasurement(models=models, shards=shards)
 
 
 def router_says(view: FleetView, backlog: Backlog | None, name: str = "router-0") -> None:

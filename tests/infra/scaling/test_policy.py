@@ -5,26 +5,35 @@ from typing import Any
 
 import pytest
 
-from infra.scaling.fleet_meter import FleetMeasurement
-from infra.scaling.policy import catching_up_per_s, wanted_pools
+from infra.scaling.fleet_meter import ModelMeasurement
+from infra.scaling.policy import catching_up_per_s, model_shares
+from infra.scaling.policy import wanted_pools as wanted_pools_of_fleet
 from infra.scaling.pools import PoolLoad
 from infra.scaling.settings import ScalingSettings
-from schemas.records import Role
-from tests.infra.scaling.samples import TARGETS, backlog, measured
+from schemas.records import Role, WantedPool
+from tests.infra.scaling.samples import TARGETS, backlog, fleet_of, measured
 
 PREFILL, DECODE, REPLICA, RETRIEVAL = Role.PREFILL, Role.DECODE, Role.REPLICA, Role.RETRIEVAL
 
 
-def counts(measurement: FleetMeasurement, **targets: Any) -> dict[Role, int]:
-    return {
-        pool.role: pool.workers for pool in wanted_pools(measurement, ScalingSettings(**targets))
-    }
+def wanted_pools(
+    measurement: ModelMeasurement, targets: ScalingSettings, shards: tuple[PoolLoad, ...] = ()
+) -> list[WantedPool]:
+    return wanted_pools_of_fleet(fleet_of(measurement, shards=shards), targets)
 
 
-def why(measurement: FleetMeasurement, role: Role, **targets: Any) -> str:
-    return next(
-        p.why for p in wanted_pools(measurement, ScalingSettings(**targets)) if p.role is role
-    )
+def counts(
+    measurement: ModelMeasurement, shards: tuple[PoolLoad, ...] = (), **targets: Any
+) -> dict[Role, int]:
+    pools = wanted_pools(measurement, ScalingSettings(**targets), shards)
+    return {pool.role: pool.workers for pool in pools}
+
+
+def why(
+    measurement: ModelMeasurement, role: Role, shards: tuple[PoolLoad, ...] = (), **targets: Any
+) -> str:
+    pools = wanted_pools(measurement, ScalingSettings(**targets), shards)
+    return next(p.why for p in pools if p.role is role)
 
 
 def test_prefill_pool_doubles_with_prompt_length() -> None:
@@ -146,22 +155,76 @@ def test_policy_keeps_one_worker_per_pool_beyond_workers_max() -> None:
 
 def test_retrieval_pool_gives_each_shard_copies_of_busiest_shard() -> None:
     shards = tuple(PoolLoad(present=1, slots=8, under_way=under_way) for under_way in (3.0, 12.0))
-    measurement = replace(measured(), shards=shards)
-    assert counts(measurement)[RETRIEVAL] == 2 * 2
-    assert counts(measurement, copies_max=1)[RETRIEVAL] == 2
-    idle = replace(measured(), shards=(PoolLoad(present=1), PoolLoad(present=1)))
-    assert counts(idle)[RETRIEVAL] == 2
+    assert counts(measured(), shards)[RETRIEVAL] == 2 * 2
+    assert counts(measured(), shards, copies_max=1)[RETRIEVAL] == 2
+    idle = (PoolLoad(present=1), PoolLoad(present=1))
+    assert counts(measured(), idle)[RETRIEVAL] == 2
 
 
 def test_retrieval_pool_keeps_copies_while_one_cannot_serve_rate() -> None:
     """The load says that two copies are too many, the rate that one is too few."""
     calm = PoolLoad(present=2, slots=8, under_way=3.0, per_s=440.0)
-    assert counts(replace(measured(), shards=(calm,)))[RETRIEVAL] == 1
-    measurement = replace(measured(), shards=(replace(calm, pace_per_s=400.0),))
-    assert counts(measurement)[RETRIEVAL] == 2
-    assert "440/s, and one can 400" in why(measurement, RETRIEVAL)
-    idle = replace(measured(), shards=(replace(calm, per_s=100.0, pace_per_s=400.0), PoolLoad()))
-    assert counts(idle)[RETRIEVAL] == 2, "one for each shard"
+    assert counts(measured(), (calm,))[RETRIEVAL] == 1
+    paced = (replace(calm, pace_per_s=400.0),)
+    assert counts(measured(), paced)[RETRIEVAL] == 2
+    assert "440/s, and one can 400" in why(measured(), RETRIEVAL, paced)
+    idle = (replace(calm, per_s=100.0, pace_per_s=400.0), PoolLoad())
+    assert counts(measured(), idle)[RETRIEVAL] == 2, "one for each shard"
+
+
+def by_model(*models: ModelMeasurement, workers_max: int) -> dict[str, dict[Role, int]]:
+    targets = ScalingSettings(workers_max=workers_max)
+    pools = wanted_pools_of_fleet(fleet_of(*models), targets)
+    result: dict[str, dict[Role, int]] = {}
+    for pool in pools:
+        result.setdefault(pool.model, {})[pool.role] = pool.workers
+    return result
+
+
+def test_each_model_gets_what_it_wants_where_all_fits() -> None:
+    calm, busy = measured(model="a"), measured(model="b", requests_per_s=8.0)
+    alone = {"a": counts(calm, workers_max=30), "b": counts(busy, workers_max=30)}
+    assert by_model(calm, busy, workers_max=30) == alone
+    assert sum(alone["b"].values()) > sum(alone["a"].values())
+
+
+def test_models_share_workers_by_what_they_want() -> None:
+    calm, busy = measured(model="a"), measured(model="b", requests_per_s=16.0)
+    idle = measured(model="c", requests_per_s=0.0)
+    shared = by_model(calm, busy, idle, workers_max=12)
+    totals = {model: sum(pools.values()) for model, pools in shared.items()}
+    assert sum(totals.values()) == 12
+    assert totals["c"] == 2, "one for each pool"
+    assert totals["b"] > totals["a"] > 2
+    pools = wanted_pools_of_fleet(fleet_of(calm, busy, idle), ScalingSettings(workers_max=12))
+    assert "workers are the most" in pools[0].why and pools[0].model == "a"
+
+
+def test_model_without_workers_takes_none_of_others() -> None:
+    away = measured(prefill=0, decode=0, model="b", requests_per_s=50.0)
+    assert by_model(measured(model="a"), away, workers_max=6).keys() == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("wants", "workers_max", "shares"),
+    [
+        ([[2, 2]], 3, [3]),
+        ([[2, 2], [1, 1]], 6, [6, 6]),
+        ([[9, 9], [1, 1]], 6, [4, 2]),
+        ([[3, 3], [3, 3]], 7, [4, 3]),
+        ([[9], [3], []], 6, [4, 2, 0]),
+        ([[9, 9], [9, 9]], 1, [2, 2]),
+        ([], 8, []),
+    ],
+)
+def test_share_of_a_model_follows_its_wants(
+    wants: list[list[int]], workers_max: int, shares: list[int]
+) -> None:
+    groups = [
+        [WantedPool(role=DECODE, present=0, workers=n, work=0.0, why="") for n in pools]
+        for pools in wants
+    ]
+    assert model_shares(groups, workers_max) == shares
 
 
 def test_policy_moves_worker_at_bound_only_for_gain() -> None:

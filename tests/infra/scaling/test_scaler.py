@@ -1,5 +1,6 @@
 """From the fleet to how many workers each pool gets."""
 
+from infra.scaling.pools import PoolKey
 from infra.scaling.scaler import PoolHysteresis, Scaler, ScalingPlan
 from infra.scaling.settings import ScalingSettings
 from schemas.fleet import FleetView
@@ -7,7 +8,8 @@ from schemas.records import Role, WantedPool
 from tests.infra.scaling.samples import backlog, router_says
 from tests.streams.builders import T0, beat, registration
 
-PREFILL, DECODE = Role.PREFILL, Role.DECODE
+PREFILL, DECODE = PoolKey(Role.PREFILL), PoolKey(Role.DECODE)
+RETRIEVAL = PoolKey(Role.RETRIEVAL)
 SETTINGS = ScalingSettings(up_after_ms=1_000, down_after_ms=60_000, workers_max=6)
 SLOW_TO_SHRINK = ScalingSettings(up_after_ms=2_000, down_after_ms=10_000)
 
@@ -15,22 +17,23 @@ SLOW_TO_SHRINK = ScalingSettings(up_after_ms=2_000, down_after_ms=10_000)
 def wants(prefill: int, decode: int) -> ScalingPlan:
     counts = {PREFILL: prefill, DECODE: decode}
     pools = [
-        WantedPool(role=role, present=0, workers=count, work=0.0, why="")
-        for role, count in counts.items()
+        WantedPool(role=pool.role, present=0, workers=count, work=0.0, why="")
+        for pool, count in counts.items()
     ]
-    return ScalingPlan(backlog(), pools)
+    return ScalingPlan([backlog()], pools)
 
 
 def test_scaler_plans_pools_from_fleet_view() -> None:
     view, scaler = FleetView(), Scaler(SETTINGS)
     assert scaler.plan(view, T0) is None
     router_says(view, backlog())
-    for number, role in enumerate((PREFILL, DECODE)):
+    for number, role in enumerate((Role.PREFILL, Role.DECODE)):
         view.apply(registration(role.value, role, partition=number), number, T0)
         view.apply(beat(role.value, 1, {role: 8}, at_ms=T0), 9, T0)
     look = scaler.plan(view, T0)
-    assert look is not None and look.backlog == backlog()
-    assert {p.role: (p.present, p.workers) for p in look.pools} == {PREFILL: (1, 2), DECODE: (1, 4)}
+    assert look is not None and look.backlogs == [backlog(model="tiny")]
+    assert [pool.present for pool in look.pools] == [1, 1]
+    assert look.counts == {PoolKey(Role.PREFILL, "tiny"): 2, PoolKey(Role.DECODE, "tiny"): 4}
 
 
 def test_scaler_shrinks_pool_at_once_at_workers_max() -> None:
@@ -38,6 +41,19 @@ def test_scaler_shrinks_pool_at_once_at_workers_max() -> None:
     for second in range(3):
         targets = scaler.settle(wants(2, 4), present, T0 + 1_000 * second)
     assert targets == {PREFILL: 2, DECODE: 4}
+
+
+def test_scaler_shrinks_one_model_at_once_for_another_at_workers_max() -> None:
+    a, b = PoolKey(Role.REPLICA, "a"), PoolKey(Role.REPLICA, "b")
+    pools = [
+        WantedPool(role=pool.role, model=pool.model, present=0, workers=3, work=0.0, why="")
+        for pool in (a, b)
+    ]
+    scaler = Scaler(SETTINGS)
+    for second in range(3):
+        plan = ScalingPlan([backlog(model="a"), backlog(model="b")], pools)
+        targets = scaler.settle(plan, {a: 5, b: 1}, T0 + 1_000 * second)
+    assert targets == {a: 3, b: 3}
 
 
 def test_scaler_shrinks_pool_late_below_workers_max() -> None:
@@ -86,8 +102,8 @@ def test_pool_added_later_waits_full_observation_window() -> None:
     hysteresis = PoolHysteresis(SLOW_TO_SHRINK)
     for second in range(20):
         hysteresis.settle({DECODE: 1}, {DECODE: 1}, 1_000 * second)
-    both = {DECODE: 1, Role.RETRIEVAL: 1}
-    assert hysteresis.settle(both, {**both, Role.RETRIEVAL: 2}, 20_000)[Role.RETRIEVAL] == 2
+    both = {DECODE: 1, RETRIEVAL: 1}
+    assert hysteresis.settle(both, {**both, RETRIEVAL: 2}, 20_000)[RETRIEVAL] == 2
 
 
 def test_pool_follows_demand_after_clock_set_back() -> None:

@@ -15,7 +15,7 @@ from infra.simulator.traffic.poisson import Profile
 from infra.simulator.traffic.poisson import TurnShape as TurnShape
 from schemas.records import OutcomeKind
 from streams.config import RouterSettings
-from streams.core.fleet.workers import ReaderWatch
+from streams.core.fleet.readers import ReaderWatch
 from streams.core.requests import live
 from tests.infra.simulator.serving import serve_all
 from tests.infra.simulator.storms import gateway_losses

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from infra.scaling.pools import PoolKey
 from infra.scaling.scaler import ScalingPlan
 from infra.scaling.settings import ScalingSettings
 from infra.stack import autoscaler
@@ -16,6 +17,7 @@ from infra.stack.plan import StackPlan
 from schemas.errors import ConfigError, NotReady
 from schemas.fleet import FleetView
 from schemas.records import Backlog, Load, Role, WantedPool
+from schemas.settings import ModelSettings
 from tests.streams.builders import T0, beat, registration
 from tests.waits import until
 
@@ -47,11 +49,18 @@ class StackOnPaper:
         self.fleet.view.apply(record, 0, T0)
         self.fleet.view.apply(beat(name, 1, {}, load=Load(running=running)), 1, T0)
 
-    def add_worker(self, role: Role) -> str:
-        self.plan, name = self.plan.with_worker(role.value)
+    def add_worker(self, role: Role, model: str) -> str:
+        its_model = model if self.settings.other_models else ""
+        self.plan, name = self.plan.with_worker(role.value, its_model)
         self.processes[name] = self.process(99)
         self.actions.append(("start", name))
         return name
+
+    async def load_model(self, name: str, model: str, *, role: Role) -> None:
+        self.actions.append(("load", name, model, role.value))
+        await self._goes()
+        self.plan = self.plan.with_model(name, model)
+        self.serves(name, role)
 
     async def drain_worker(self, name: str) -> None:
         self.processes[name].stopping = True
@@ -88,7 +97,7 @@ def wants(**counts: int) -> ScalingPlan:
         WantedPool(role=Role(role), present=0, workers=count, work=0.0, why="")
         for role, count in counts.items()
     ]
-    return ScalingPlan(Backlog(), pools)
+    return ScalingPlan([Backlog()], pools)
 
 
 def follow(scaler: Autoscaler, **counts: int) -> None:
@@ -143,10 +152,41 @@ async def test_autoscaler_skips_workers_with_several_roles(stack: Any) -> None:
     stack.serves("decode-1", PREFILL, DECODE)
     scaler = Autoscaler(stack)
     assert scaler._workers() == {
-        PREFILL: ["prefill-0", "prefill-1"],
-        DECODE: ["decode-0"],
-        Role.REPLICA: [],
+        PoolKey(PREFILL): ["prefill-0", "prefill-1"],
+        PoolKey(DECODE): ["decode-0"],
+        PoolKey(Role.REPLICA): [],
     }
+
+
+async def test_autoscaler_acts_for_each_model() -> None:
+    """What one model can spare loads another one, and models of other stacks are left alone."""
+    plan = StackPlan().for_models({"a": {"replica": 3}, "b": {"replica": 1}})
+    stack: Any = StackOnPaper(plan)
+    stack.settings = stack.settings.with_models([ModelSettings(name="a"), ModelSettings(name="b")])
+    for number, name in enumerate(plan.models):
+        stack.serves(name, Role.REPLICA, running=number)
+    scaler, producer = Autoscaler(stack), Any
+
+    def see(**counts: int) -> None:
+        pools = [
+            WantedPool(role=Role.REPLICA, model=model, present=0, workers=n, work=0.0, why="")
+            for model, n in counts.items()
+        ]
+        plan = ScalingPlan([Backlog(model=model) for model in counts], pools)
+        scaler._follow(plan, producer)  # type: ignore[arg-type]
+
+    for _ in range(2):
+        see(a=1, b=3, c=2)
+        await until(lambda: len(stack.actions) == 2)
+    assert stack.actions == [
+        ("load", "replica-0", "b", "replica"),
+        ("load", "replica-1", "b", "replica"),
+    ]
+    stack.may_go.set()
+    await settled(scaler)
+    see(a=1, b=4, c=2)
+    assert stack.actions[2:] == [("start", "replica-4")]
+    assert stack.plan.counts("b")["replica"] == 4
 
 
 async def test_autoscaler_scales_retrieval_pool(stack: Any) -> None:

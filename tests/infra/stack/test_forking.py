@@ -25,9 +25,12 @@ def test_simulated_engines_share_small_fork_server() -> None:
     assert forked("sim") == dict.fromkeys(names, "Trivium")
 
 
-def test_simulated_engines_that_parse_share_own_fork_server() -> None:
+@pytest.mark.parametrize("other_model", [False, True])
+def test_simulated_engines_that_parse_share_own_fork_server(other_model: bool) -> None:
     model = ModelSettings(tool_parser="hermes", reasoning_parser="none")
-    settings = Settings(worker=WorkerSettings(engine="sim"), model=model)
+    settings = Settings(worker=WorkerSettings(engine="sim"))
+    models = [ModelSettings(name="plain"), model] if other_model else [model]
+    settings = settings.with_models(models)
     servers = fork_servers(ALL, settings, Path("/s"))
     titles = {name: server.title for name, server in servers.items()}
     small = dict.fromkeys(("router", "gateway", "bridge"), "Trivium")

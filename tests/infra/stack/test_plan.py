@@ -8,8 +8,16 @@ import pytest
 from infra.processes.supervisor import ProcessSpec
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
-from infra.stack.plan import StackPlan, assign_seats, core_shares, process_specs, with_roles
+from infra.stack.plan import (
+    StackPlan,
+    assign_seats,
+    core_shares,
+    process_specs,
+    with_model,
+    with_roles,
+)
 from schemas.errors import ConfigError
+from schemas.settings import ModelSettings
 from streams.config import RouterSettings
 from workers.config import WorkerSettings
 
@@ -83,6 +91,72 @@ def test_moved_worker_restarts_with_its_roles() -> None:
     assert with_roles(moved, ()) == moved
     for name in ("retrieval-0", "router-0"):
         assert with_roles(specs_by_name[name], ("prefill",)) == specs_by_name[name]
+
+
+TWO = {"a": {"prefill": 1, "decode": 1}, "b": {"prefill": 2, "replica": 1}}
+
+
+def test_numbers_of_worker_names_go_on_over_the_models() -> None:
+    plan = StackPlan(routers=0, gateways=0).for_models(TWO)
+    assert plan.models == {
+        "prefill-0": "a",
+        "decode-0": "a",
+        "prefill-1": "b",
+        "prefill-2": "b",
+        "replica-0": "b",
+    }
+    assert list(plan.models) != list(plan.names()) and {*plan.models} == {*plan.names()}
+    assert plan.counts("b") == {"prefill": 2, "decode": 0, "replica": 1}
+    assert plan.counts() == {"prefill": 3, "decode": 1, "replica": 1}
+    command = specs(plan)["prefill-2"].command
+    assert command[7:11] == ("--role", "prefill", "--model", "b")
+    single = StackPlan().for_models({"a": {"prefill": 2, "decode": 0, "replica": 1}})
+    assert single == StackPlan(prefill=2, decode=0, replica=1)
+    with pytest.raises(ConfigError, match="plan.prefill: expected at least 0"):
+        StackPlan().for_models({"a": {"prefill": -1}, "b": {}})
+
+
+def test_plan_serves_if_one_model_has_both_pools() -> None:
+    halves = {"a": {"prefill": 1}, "b": {"decode": 1}}
+    assert not StackPlan().for_models(halves).serves
+    assert StackPlan().for_models({**halves, "c": {"replica": 1}}).serves
+
+
+def test_workers_are_added_drained_and_moved_by_model() -> None:
+    plan = StackPlan().for_models(TWO)
+    plan, name = plan.with_worker("decode", "b")
+    assert (name, plan.counts("b")["decode"]) == ("decode-1", 1)
+    plan, name = plan.without("decode-0").with_worker("decode", "b")
+    assert (name, plan.counts("a")["decode"], plan.counts("b")["decode"]) == ("decode-0", 0, 2)
+    plan = plan.with_model("prefill-1", "a")
+    assert (plan.counts("a")["prefill"], plan.counts("b")["prefill"]) == (2, 1)
+    plan = plan.with_counts("b", {"replica": 0, "prefill": 2, "routers": 2})
+    assert plan.routers == 2
+    assert plan.counts("b") == {"prefill": 2, "decode": 2, "replica": 0}
+    spec = specs(StackPlan().for_models(TWO))["replica-0"]
+    assert with_model(with_model(spec, "a"), "b") == spec != with_model(spec, "a")
+
+
+def test_stack_gives_each_model_the_counts_of_a_plan_without_models() -> None:
+    settings = Settings(
+        worker=WorkerSettings(engine="sim"),
+        model=ModelSettings(name="a"),
+        other_models=(ModelSettings(),),
+    )
+    stack = Stack(settings, StackPlan(prefill=0, decode=0, replica=2))
+    assert stack.plan.counts("a") == stack.plan.counts("sim")
+    assert [row.model for row in stack.rows() if row.kind == "worker"] == ["a", "a", "sim", "sim"]
+
+
+def test_stack_rejects_settings_that_no_worker_of_one_model_supports() -> None:
+    settings = Settings(
+        worker=WorkerSettings(engine="sim"),
+        model=ModelSettings(name="a"),
+        other_models=(ModelSettings(name="b"),),
+        router=RouterSettings(policy="pairs"),
+    )
+    with pytest.raises(ConfigError, match=r"model b: router.policy: pairs needs prefill and"):
+        Stack(settings, StackPlan().for_models(TWO))
 
 
 def test_plan_reuses_first_free_worker_name() -> None:
@@ -175,3 +249,14 @@ def test_embedding_workers_are_separate_processes() -> None:
     ]
     expected = ("embedding", "--id", "embedding-1", "--config", "/state/x.toml")
     assert specs_by_name["embedding-1"].command[4:] == expected
+
+
+def test_other_embedding_models_have_workers_of_their_own() -> None:
+    plan = StackPlan(prefill=0, decode=0, embedding=1, embedders=("law", "law", "small"))
+    specs_by_name = specs(plan)
+    assert list(specs_by_name)[1:5] == ["embedding-0", "embedder-0", "embedder-1", "embedder-2"]
+    for name, model in (("embedder-0", "law"), ("embedder-2", "small")):
+        expected = ("embedding", "--id", name, "--model", model, "--config", "/state/x.toml")
+        assert specs_by_name[name].command[4:] == expected
+    assert "--model" not in specs_by_name["embedding-0"].command
+    assert "embedder-1" not in plan.without("embedder-1").names()

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from infra.stack import rolling
-from infra.stack.rolling import restart
+from infra.stack.models.orders import LoadModel, take_orders
+from infra.stack.rolling import load_model, restart
 from infra.stack.statefile import ProcessRow, StackState
 from schemas.errors import ConfigError, NotReady
 
@@ -73,3 +74,65 @@ async def test_rolling_restart_rejects_unknown_or_unready_processes(
     monkeypatch.setattr(rolling, "read_state", lambda folder: None)
     with pytest.raises(NotReady, match="nothing runs in"):
         await restart((), folder=tmp_path, process_timeout_s=0, on_restart=lambda *_: None)
+
+
+def served(*rows: tuple[str, str, int, str], models: tuple[str, ...] = ("a", "b")) -> StackState:
+    """A state of workers: name, model, pid and state of each."""
+    processes = [
+        ProcessRow(
+            name=name, kind="worker", model=model, pid=pid, state=process_state, restarts=0, url="",
+            log_file="",
+        )
+        for name, model, pid, process_state in rows
+    ]  # fmt: skip
+    return StackState(
+        bootstrap="", ready=True, gateways=[], processes=processes, models=list(models)
+    )
+
+
+async def test_worker_loads_other_model_by_order_to_its_launcher(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The launcher has taken the order at the third look."""
+    moments = iter(
+        [("a", 1, "ready")] * 3
+        + [("b", 1, "ready"), ("b", 0, "restarting"), ("b", 2, "starting"), ("b", 2, "ready")]
+    )
+    monkeypatch.setattr(rolling, "_LOOK_S", 0.0)
+    monkeypatch.setattr(rolling, "read_state", lambda folder: served(("w", *next(moments))))
+    assert await load_model("w", "b", folder=tmp_path, process_timeout_s=600) == "a"
+    assert next(moments, None) is None
+    assert list(take_orders(tmp_path)) == [LoadModel(worker="w", model="b")]
+
+
+@pytest.mark.parametrize(
+    ("worker", "model", "models", "message"),
+    [
+        ("x", "b", "a", "worker: expected one of w, found 'x'"),
+        ("router-0", "b", "a", "worker: expected one of w, found 'router-0'"),
+        ("w", "c", "a", "--model: expected one of a, b, found 'c'"),
+        ("w", "a", "a", "--model: w serves a already"),
+        ("w", "b", "", "worker: expected one of none, because there is one model, found 'w'"),
+    ],
+)
+async def test_wrong_order_is_refused_before_it_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    worker: str,
+    model: str,
+    models: str,
+    message: str,
+) -> None:
+    rows = served(("router-0", "", 7, "ready"), ("w", models, 1, "ready"))
+    monkeypatch.setattr(rolling, "read_state", lambda folder: rows)
+    with pytest.raises(ConfigError, match=message):
+        await load_model(worker, model, folder=tmp_path, process_timeout_s=600)
+    assert list(take_orders(tmp_path)) == []
+
+
+async def test_order_that_nobody_follows_ends_with_state_of_worker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rolling, "read_state", lambda folder: served(("w", "a", 1, "draining")))
+    with pytest.raises(NotReady, match="w is draining after 0 s; its log says why"):
+        await load_model("w", "b", folder=tmp_path, process_timeout_s=0)

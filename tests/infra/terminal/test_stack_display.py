@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from infra.stack.configuration import Settings
 from infra.stack.statefile import ProcessRow
@@ -21,12 +22,14 @@ class FakeStack:
 
     def __init__(self) -> None:
         self.states = {"router-0": "waiting", "gateway-0": "starting"}
+        self.models: dict[str, str] = {}
 
     def rows(self) -> list[ProcessRow]:
         return [
             ProcessRow(
                 name=name,
                 kind=name[:-2],
+                model=self.models.get(name, ""),
                 pid=7 if state != "waiting" else 0,
                 state=state,
                 restarts=0,
@@ -77,6 +80,26 @@ def test_json_lines_print_process_and_stack_events(capsys: pytest.CaptureFixture
     ]
     assert (events[3]["gateways"], events[3]["bootstrap"]) == (["http://g:1"], "k:9092")
     assert (events[3]["model"], events[3]["tool_parser"]) == ("m", "hermes")
+
+
+def test_displays_show_models_where_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:
+    stack: Any = FakeStack()
+    stack.settings = stack.settings.with_models(
+        [ModelSettings(name="m"), ModelSettings(name="[n]")]
+    )
+    stack.states, stack.models = {"router-0": "ready", "decode-0": "ready"}, {"decode-0": "[n]"}
+    PlainLines(stack).ready()
+    lines = [line.split(" s  ")[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines[:2] == ["router-0: ready, pid 7", "decode-0: ready, pid 7, model [n]"]
+    assert [line.split(";")[0] for line in lines[2:4]] == ["model: m", "model: [n]"]
+    JsonLines(stack).ready()
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event.get("model") for event in events] == ["", "[n]", "m"]
+    assert events[2]["models"] == ["m", "[n]"]
+    with LiveTable(stack, Console(width=120)) as display:
+        display.show()
+    output = capsys.readouterr().out
+    assert "process   model" in output and "decode-0  [n]" in output
 
 
 def test_live_table_updates_states_in_place(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ from streams.bridge.progress import CommitNote, decode
 from streams.bridge.prompts import PromptParser
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
-from streams.bridge.turns.slots import Slots
+from streams.bridge.turns.slots import ModelSlots, Slots
 from streams.calls.stream.hub import Call, Hub
 from streams.log.transactions import CommittedOffset, FullPlace, OutgoingRecord
 from tests.streams.bridge.samples import KEY, pair, record
@@ -195,6 +195,9 @@ class StubAsking:
         self.begun_offsets.append(prompt.record.offset)
         return Call(KEY, deadline_ms=1, arrived_s=0.0, waits_for_end=True)
 
+    def model_of(self, _: PendingPrompt) -> Any:
+        return SimpleNamespace(name=MODEL, model=MODEL)
+
     async def check(self, prompt: PendingPrompt) -> None:
         """Check that there is a question to tokenise."""
         assert prompt.question is not None
@@ -272,7 +275,7 @@ class Bridge:
             bridge_id="bridge-0",
             group_id=GROUP,
             submitter=asking,
-            slots=Slots(lambda: 8),
+            slots=ModelSlots([MODEL], lambda *_: 8),
             may_ask=asyncio.Event(),
             fail=self.troubles.append,
             epoch=1,

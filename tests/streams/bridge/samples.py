@@ -3,7 +3,7 @@ the product does, by a gateway's own way in, over a log in memory."""
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +27,7 @@ from streams.bridge.prompts import PromptParser, PromptQuestion
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.submitter import Submitter
+from streams.calls.request.served import ModelCard
 from streams.calls.stream.event_id import StreamKey
 from streams.calls.stream.hub import Hub
 from streams.calls.stream.stream import Stream
@@ -152,8 +153,14 @@ class Log(FakeLog):
 class AskingBridge:
     """A bridge that submits prompts of one pair."""
 
-    def __init__(self, of: TopicPair | None = None, *, cluster: str = "") -> None:
-        gateway = InProcessGateway()
+    def __init__(
+        self,
+        of: TopicPair | None = None,
+        *,
+        cluster: str = "",
+        other_cards: Sequence[ModelCard] = (),
+    ) -> None:
+        gateway = InProcessGateway(other_cards=other_cards)
         calls = gateway.state.calls
         self.log = log = Log(calls.hub)
         calls.fleet = calls.log = log

@@ -1,6 +1,5 @@
 """A whole call of the API in a prompt: which endpoint's it is, and what no prompt may wish."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from streams.calls.embedding import EmbeddingsBody
 from streams.calls.request.body import ChatBody, CompletionBody
 from streams.openai.batches.lines import EMBEDDINGS, RESPONSES
 from tests.streams.bridge.samples import AskingBridge, answer_of, record
+from tests.streams.gateway.in_process import set_parsers
 from tests.streams.gateway.samples import MODEL
 from tests.virtual_time import virtual
 
@@ -83,7 +83,7 @@ async def test_response_of_a_line_has_reasoning_and_tool_calls() -> None:
     """A line of a batch has reasoning and calls as items, as /v1/responses would have them."""
     bridge = AskingBridge()
     parsers = ParserNames(tool="hermes", reasoning="qwen3")
-    bridge.asking.calls.served = replace(bridge.asking.calls.served, parsers=parsers)
+    set_parsers(bridge.asking.calls, parsers)
     bridge.answer_in_turn(
         bridge.call(
             AnswerDelta(seq=1, kind=DeltaKind.REASONING, text="Hm."),

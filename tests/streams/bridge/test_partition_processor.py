@@ -22,6 +22,7 @@ from streams.bridge import partition_processor, progress
 from streams.bridge.progress import WINDOW
 from tests.streams.bridge.memory_log import TOKENS, Bridge, MemoryLog, at, memory_log, take
 from tests.streams.bridge.samples import pair
+from tests.streams.gateway.samples import MODEL
 from tests.virtual_time import virtual
 from tests.waits import pass_time, until
 
@@ -122,7 +123,7 @@ async def test_partition_processor_gives_embedding_calls_no_slot(memory_log: Mem
         await until(lambda: 8 in bridge.asking.submitted_offsets)
     second = Bridge(memory_log)
     for _ in range(8):
-        await second.shared.slots.acquire()
+        await second.shared.slots.of(MODEL).acquire()
     async with second.living():
         await pass_time(1)
         assert second.asking.begun_offsets == list(range(8))

@@ -29,6 +29,9 @@ class HandPlayedWorker:
     silent: bool = False
     state: MemberState = MemberState.READY
     can: Sequence[Orchestration] = ()
+    model: str = "tiny"
+    adapters: Sequence[str] = ()  # that it can load
+    loaded: Sequence[str] = ()  # as it reports
     holds: dict[Key, Work] = field(default_factory=dict)
     allocated: set[Key] = field(default_factory=set)
     taken_keys: set[Key] = field(default_factory=set)  # repeated work is ignored

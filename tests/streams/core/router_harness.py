@@ -15,6 +15,7 @@ from schemas.records import (
     Continued,
     Decision,
     DecisionKind,
+    Load,
     MemberKind,
     MemberState,
     Orchestration,
@@ -174,6 +175,10 @@ class RouterHarness:
         assert self.now_ms - worker.seen_ms <= LEASE_MS, "work for a silent worker"
         if work.orchestration is not Orchestration.DECODE_FIRST or worker.role is Role.DECODE:
             assert worker.state is MemberState.READY, "work for a worker that drains or is gone"
+        request = self.accepted[work.request_id]
+        assert (work.model, work.adapter) == (request.model, request.adapter)
+        assert work.model == worker.model, "work for a worker of another model"
+        assert work.adapter in ("", *worker.adapters), "work with an adapter that it cannot load"
         assert topic == worker.topic
         assert (work.phase is WorkPhase.PREFILL) == (worker.role is Role.PREFILL)
         assert partition == worker.partition
@@ -226,7 +231,9 @@ class RouterHarness:
         previous = self.workers.get(worker_id)
         epoch = previous.epoch + 1 if previous else 1
         partition = previous.partition if previous else len(self.workers)
-        changes.setdefault("can", previous.can if previous else ())
+        if previous is not None:
+            for name in ("can", "model", "adapters", "loaded"):
+                changes.setdefault(name, getattr(previous, name))
         worker = HandPlayedWorker(worker_id, role, partition, window, epoch=epoch, **changes)
         self.workers[worker_id] = worker
         record = builders.registration(
@@ -235,7 +242,14 @@ class RouterHarness:
             epoch=epoch,
             partition=worker.partition,
             started_ms=self.now_ms,
-            capability=builders.capability(worker_id, *worker.can) if worker.can else None,
+            capability=builders.capability(
+                worker_id,
+                *worker.can,
+                block_size=16 if worker.can else 1,
+                model=worker.model,
+                adapters=worker.adapters,
+                adapters_max=2,
+            ),
         )
         self.fleet(record)
         self.beat(worker)
@@ -291,6 +305,7 @@ class RouterHarness:
                 {worker.role: worker.window},
                 epoch=worker.epoch,
                 state=worker.state,
+                load=Load(adapters=worker.loaded),
             )
         )
 

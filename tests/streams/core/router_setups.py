@@ -70,5 +70,5 @@ def brought_to(on: RouterHarness, stage: str, request_id: str = "r1", **changes:
 
 def running(on: RouterHarness) -> dict[str, int]:
     """Credits spent, by worker."""
-    pools = on.router.tables.fleet.pools.values()
+    pools = on.router.tables.fleet.of("tiny").pools.values()
     return {worker.worker_id: worker.running for pool in pools for worker in pool.workers}

@@ -308,7 +308,7 @@ def test_router_ignores_records_about_unknown_requests_and_members() -> None:
     assert on.phase(stranger, PhaseKind.FAILED) == []
     on.fleet(builders.beat("nobody", 1, {Role.REPLICA: 4}))
     on.fleet(builders.beat("x0", 0, {Role.REPLICA: 99}))  # older than what is known
-    assert on.router.tables.fleet.pools[Role.REPLICA].workers[0].window == 4
+    assert on.router.tables.fleet.of("tiny").pools[Role.REPLICA].workers[0].window == 4
 
 
 def test_sessions_are_bounded_expire_and_reload() -> None:
@@ -332,7 +332,7 @@ def test_fleet_keeps_counts_through_role_changes() -> None:
     on = replicas(1, window=2)
     on.request("r1")
     worker = on.workers["x0"]
-    fleet = on.router.tables.fleet
+    fleet = on.router.tables.fleet.of("tiny")
     lease = builders.registration("x0", Role.DECODE, partition=worker.partition)
     on.fleet(lease)
     assert [w.worker_id for w in fleet.pools[Role.DECODE].workers] == ["x0"]
@@ -403,7 +403,7 @@ def test_fleet_forgets_members_silent_for_long() -> None:
         on.now_ms += 61_000
         on.pass_ms(1_100)
     assert "x0" not in fleet.view.members
-    assert not fleet.pools[Role.REPLICA].workers
+    assert not fleet.of("tiny") and not fleet.models
 
 
 def answered_with_kv(on: RouterHarness, life_ms: int = 30_000) -> KvHandle:

@@ -1,6 +1,6 @@
 """The router under random events, against independent books: the invariants of the design."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -46,7 +46,12 @@ FLEETS = {
     "replicas": (("x0", Role.REPLICA), ("x1", Role.REPLICA)),
     "mixed": (("p0", Role.PREFILL), ("d0", Role.DECODE), ("x0", Role.REPLICA)),
     "few": (("p0", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)),
+    "models": (
+        *(("p0", Role.PREFILL), ("d0", Role.DECODE)),
+        *(("x0", Role.REPLICA), ("p1", Role.PREFILL), ("d1", Role.DECODE)),
+    ),
 }
+OF_SECOND_MODEL = ("x0", "p1", "d1")  # in that fleet
 PRIORITIES = list(Priority)
 GATEWAYS = ("g0", "g1")
 GRACE_MS = 1_500
@@ -64,9 +69,13 @@ def arrive(on: RouterHarness, a: int, b: int) -> None:
     if a % 4:  # else an older gateway
         gateway = a_gateway(on, a)
         accepted = {"gateway_id": gateway.gateway_id, "gateway_started_ms": gateway.started_ms}
+    models = sorted({worker.model for worker in on.workers.values()})
+    model = models[b % len(models)]
     on.request(
         request_id,
         **accepted,
+        model=model,
+        adapter="law" if model == "other" and a % 3 else "",
         keeps_running=b % 5 == 0,
         tokens=1 + a,
         priority=PRIORITIES[b % 3],
@@ -209,7 +218,9 @@ def fall_silent(on: RouterHarness, a: int, b: int) -> None:
 def start_again(on: RouterHarness, a: int, b: int) -> None:
     names = sorted(on.workers)
     old = on.workers[names[a % len(names)]]
-    on.worker(old.worker_id, old.role, window=b % 4)
+    moves = any(worker.model == "other" for worker in on.workers.values()) and b % 5 == 0
+    model = ("tiny", "other")[old.model == "tiny"] if moves else old.model
+    on.worker(old.worker_id, old.role, window=b % 4, model=model)
 
 
 def drain(on: RouterHarness, a: int, b: int) -> None:
@@ -249,10 +260,11 @@ def check_rebuild(on: RouterHarness) -> None:
         assert on.rebuilt(log).view() == live
 
 
-def heal(on: RouterHarness) -> None:
+def heal(on: RouterHarness, of_second_model: Sequence[str] = ()) -> None:
     """All workers return with credits, and everything in flight is answered."""
     for worker in list(on.workers.values()):
-        on.worker(worker.worker_id, worker.role, window=50)
+        model = "other" if worker.worker_id in of_second_model else "tiny"
+        on.worker(worker.worker_id, worker.role, window=50, model=model)
     for _ in range(400):
         on.read()
         works = on.work_in_flight()
@@ -294,20 +306,22 @@ def test_router_keeps_invariants_under_random_events(
         local_after_ms=2_000,
         orchestration=orchestration,
     )
+    of_second_model = OF_SECOND_MODEL if fleet == "models" else ()
     for worker_id, role in FLEETS[fleet]:
-        on.worker(worker_id, role, can=can)
+        model = "other" if worker_id in of_second_model else "tiny"
+        on.worker(worker_id, role, can=can, model=model, adapters=("law", "tax"))
     on.pass_ms(250)
     for step, a, b in steps:
         STEPS[step](on, a, b)
     on.pass_ms(50)
     check_rebuild(on)
-    heal(on)
+    heal(on, of_second_model)
     assert set(on.outcomes) == set(on.accepted)
-    table = on.router.tables.requests
-    assert not table.by_worker and not table.handovers and not table.before_decode
-    assert not table.readers
-    assert len(on.router.tables.admission) == 0
-    for pool in on.router.tables.fleet.pools.values():
+    table, queues = on.router.tables.requests, on.router.tables.queues
+    assert not table.by_worker and not table.readers
+    for queue in map(queues.of, queues):
+        assert not (queue.live or queue.handovers or queue.before_decode or queue.admission)
+    for pool in on.router.tables.fleet.of("tiny").pools.values():
         assert all((w.running, w.work_ahead_tokens) == (0, 0) for w in pool.workers)
 
 

@@ -75,8 +75,8 @@ def test_partition_loss_frees_credits() -> None:
     on.cancel("r9")
     on.apply(PartitionLost(PARTITION))
     assert not on.router.view()
-    assert on.router.tables.fleet.pools[Role.REPLICA].workers[0].running == 0
-    assert len(on.router.tables.admission) == 0
+    assert on.router.tables.fleet.of("tiny").pools[Role.REPLICA].workers[0].running == 0
+    assert len(on.router.tables.queues.of("tiny").admission) == 0
 
 
 def test_router_remembers_ended_request_after_takeover() -> None:

@@ -5,13 +5,14 @@ import contextlib
 import itertools
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import numpy as np
 
 from schemas.codec import Codec
-from schemas.errors import NotFound, TriviumError
+from schemas.errors import NotFound, NotReady, TriviumError
 from schemas.fleet import Member
 from schemas.model.parser_rules import NONE
 from schemas.model.parsers import ParserNames
@@ -36,7 +37,8 @@ from streams.calls.ids import ConversationTurn
 from streams.calls.in_flight import CallsInFlight
 from streams.calls.log.sender import ToRouter
 from streams.calls.metrics import Metrics
-from streams.calls.request.intake import ServedModel
+from streams.calls.request.served import ModelCard, ServedModel, ServedModels
+from streams.calls.request.tokenizer import Tokenizer
 from streams.calls.stream.hub import Hub
 from streams.gateway.app import create_app
 from streams.gateway.http.listener import listen
@@ -48,7 +50,7 @@ from streams.log.retrieval.results import Hit, RetrievalResult
 from streams.openai.responses.response_id import RecordPosition
 from tests.streams.gateway.memory_objects import MemoryObjects
 from tests.streams.gateway.samples import MODEL, frame, parsed_frame, stream_end
-from tests.streams.gateway.small_tokenizer import tokenizer
+from tests.streams.gateway.small_tokenizer import tokenizer as small_tokenizer
 from tests.waits import PATIENCE_S, until
 
 STARTED_MS = 1_700_000_000_000
@@ -91,15 +93,18 @@ class FakeLog:
         self.headers: list[Headers] = []
         self.published_turns: list[ConversationTurn] = []
         self.reasons: list[str] = []
+        self.away_models: set[str] = set()  # models and adapters without a ready worker
         self.members: list[Member] = []
         self.hold_acks: asyncio.Event | None = None
         self.news = asyncio.Condition()
         self.on_request: Callable[[Request], None] | None = None
         self.on_cancellation: Callable[[Cancellation], None] | None = None
 
-    def reply_position(self) -> tuple[int, int]:
+    def reply_position(self, model: str = "", adapter: str = "") -> tuple[int, int]:
         if self.trouble is not None:
             raise self.trouble
+        if (adapter or model) in self.away_models:
+            raise NotReady(f"no worker serves the model {adapter or model!r}")
         return self.partition, len(self.frames)
 
     async def send(self, record: ToRouter, headers: Headers = ()) -> None:
@@ -120,7 +125,7 @@ class FakeLog:
     def living(self, kind: MemberKind) -> list[Member]:
         return [member for member in self.members if member.registration.kind is kind]
 
-    def servers(self) -> list[Registration]:
+    def servers(self, model: str) -> list[Registration]:
         return [member.registration for member in self.members]
 
     def publish_turn(self, turn: ConversationTurn) -> None:
@@ -128,6 +133,9 @@ class FakeLog:
 
     def problems(self) -> list[str]:
         return self.reasons
+
+    def unserved(self) -> list[str]:
+        return [f"model {model!r}: none" for model in sorted(self.away_models)]
 
     async def read_again(
         self, partition: int, offset: int, *, live: bool = True
@@ -236,7 +244,9 @@ class LetterPool:
     async def remove(self, collection: str, document_id: str) -> None:
         self.documents.pop(document_id, None)
 
-    async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
+    async def embed(
+        self, texts: Texts, *, deadline_ms: int, tenant: str = "", embedder: str = ""
+    ) -> EmbeddedTexts:
         self.embedded.append((deadline_ms, tenant))
         if self.trouble is not None:
             raise self.trouble
@@ -245,6 +255,13 @@ class LetterPool:
         lengths = np.linalg.norm(counts, axis=1, keepdims=True)
         vectors = counts / np.maximum(lengths, 1e-9)
         return EmbeddedTexts(vectors=vectors, embedder="letters@1", tokens=sum(map(len, texts)))
+
+
+def set_parsers(calls: CallsInFlight, parsers: ParserNames) -> None:
+    """Give the model of some calls these parsers."""
+    served = calls.models.default
+    card = replace(served.card, parsers=parsers)
+    calls.models = ServedModels(replace(served, card=card))
 
 
 def found_hits(*hits: Hit, missing: Mapping[int, WireError] | None = None) -> RetrievalResult:
@@ -271,6 +288,8 @@ class InProcessGateway:
         max_model_len: int = 512,
         partition: int = 3,
         parsers: ParserNames | None = None,
+        tokenizer: Tokenizer | None = None,
+        other_cards: Sequence[ModelCard] = (),
         **settings: Any,
     ) -> None:
         metrics = Metrics()
@@ -278,16 +297,17 @@ class InProcessGateway:
         self.log = FakeLog(hub, partition)
         self.pool = LetterPool()
         self.objects = MemoryObjects()
-        served = ServedModel(
+        card = ModelCard(
             name=MODEL,
-            tokenizer=tokenizer(),
+            model=MODEL,
             max_model_len=max_model_len,
             created_s=1_700_000_000,
             parsers=parsers or ParserNames(tool=NONE, reasoning=NONE),
         )
+        models = ServedModels(ServedModel(card, tokenizer or small_tokenizer()), other_cards)
         settings = {"event_key": EVENT_KEY, **settings}
         calls = CallsInFlight(
-            *(GatewaySettings(**settings), served, hub, metrics),
+            *(GatewaySettings(**settings), models, hub, metrics),
             fleet=self.log,
             log=self.log,
             process_id="gateway-1",

@@ -79,7 +79,7 @@ class Cluster:
         settings = replace(patient, **{"port": 0, "wait_ms": 100, **changes})
         model = ModelSettings(path=str(tokenizer_folder()), name=MODEL, max_model_len=256)
         stop = asyncio.Event()
-        work = run_gateway(log, settings, model, gateway_id=name, stop=stop)
+        work = run_gateway(log, settings, [model], gateway_id=name, stop=stop)
         self.gateways[name] = stop, asyncio.create_task(work)
 
     async def join(self, name: str, kind: MemberKind) -> Membership:
@@ -268,7 +268,7 @@ async def test_gateway_serves_503_while_broker_is_absent(
     model = ModelSettings(path=str(tokenizer_folder()), name=MODEL)
     stop = asyncio.Event()
     monkeypatch.setattr(app, "listen", lambda *_: sock)
-    task = asyncio.create_task(run_gateway(log, settings, model, gateway_id="g", stop=stop))
+    task = asyncio.create_task(run_gateway(log, settings, [model], gateway_id="g", stop=stop))
     async with http_client(f"http://127.0.0.1:{port}") as client:
 
         async def listening() -> bool:

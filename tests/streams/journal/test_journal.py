@@ -62,7 +62,7 @@ def test_journal_cuts_batches_that_fit_log() -> None:
 
 def test_journal_cuts_batches_by_bytes_of_records() -> None:
     journal = Journal("router-a")
-    beat = builders.registration("d" * 100_000, Role.DECODE)
+    beat = builders.registration("d" * 100_000, Role.DECODE, capability=None)
     for offset in range(25):
         journal.add(FleetRecordArrived(beat, offset), "fleet", 0, offset, T0, [])
     batches = journal.cut(1)

@@ -42,7 +42,7 @@ async def start_sim(**changes: Any) -> SimEngine:
     number = next(_numbers)
     worker_id = changes.pop("worker_id", f"worker-{number}")
     epoch = changes.pop("worker_epoch", 1)
-    model = ModelSettings(path="sim", max_model_len=changes.pop("max_model_len", 2_048))
+    model = ModelSettings(path="sim", **_model_fields(changes))
     peer_metadata = changes.pop("peer_metadata", None)
     engine = await start(
         replace(FAST, **changes),
@@ -54,6 +54,12 @@ async def start_sim(**changes: Any) -> SimEngine:
     if peer_metadata is not None:
         engine.set_peer_metadata(peer_metadata)
     return engine
+
+
+def _model_fields(changes: dict[str, Any]) -> dict[str, Any]:
+    """Those of the changes that are fields of ModelSettings; they are removed there."""
+    names = ("max_model_len", "adapters", "adapters_max", "name")
+    return {name: changes.pop(name) for name in names if name in changes}
 
 
 def transfer_of(engine: Engine) -> FaultyTransfer:
@@ -72,10 +78,10 @@ async def _sim_memory() -> Engine:
 
 
 async def start_vllm(**changes: Any) -> Engine:
-    """A vLLM engine of the tiny model; any field of VllmSettings, roles and max_model_len."""
+    """A vLLM engine of the tiny model; any field of VllmSettings, roles and the model's."""
     number = next(_numbers)
     roles = changes.pop("roles", (Role.PREFILL, Role.DECODE))
-    model = ModelSettings(path="tiny", max_model_len=changes.pop("max_model_len", 2_048))
+    model = ModelSettings(path="tiny", **_model_fields(changes))
     cores = sorted(os.sched_getaffinity(0))
     small: dict[str, Any] = {
         "kv_cache_bytes": 64 << 20,
@@ -121,6 +127,7 @@ def job(
     prior_tokens: int = 0,
     prior_chars: int = 0,
     cache_scope: str = "",
+    adapter: str = "",
     **sampling: Any,
 ) -> Job:
     """A greedy job of 12 tokens; any field of Sampling can be given."""
@@ -136,6 +143,7 @@ def job(
         prior_tokens=prior_tokens,
         prior_chars=prior_chars,
         cache_scope=cache_scope,
+        adapter=adapter,
     )
 
 

@@ -45,6 +45,7 @@ def test_worker_ignores_work_for_other_worker_or_epoch(changes: dict[str, Any]) 
     ("changes", "kind", "code", "retriable"),
     [
         ({"model": "other"}, PhaseKind.FAILED, "model_not_found", False),
+        ({"adapter": "eve"}, PhaseKind.FAILED, "model_not_found", False),
         ({"prompt_tokens": b"abc"}, PhaseKind.FAILED, "undecodable_record", False),
         ({"gateway_partition": 2}, PhaseKind.FAILED, "invalid_request", False),
         ({"phase": PREFILL}, PhaseKind.REFUSED, "worker_refused", True),

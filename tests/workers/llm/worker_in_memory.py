@@ -56,6 +56,7 @@ class WorkerInMemory:
             seen_max=seen_max,
             gateway_partitions=2,
             prefill_running_max=at_once,
+            adapters=frozenset({"ada"}),
         )
         identity = WorkerIdentity(worker_id=WORKER, epoch=EPOCH)
         self.requests = ActiveRequests(

@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 
 from schemas.errors import ConfigError
+from schemas.rules.embedders import public_name
 from workers.embed.embedders.hashed import HashEmbedder
 from workers.embed.embedders.protocol import Embedder
 from workers.embed.settings import EmbeddingSettings
@@ -19,6 +20,13 @@ _DIGEST_CHARS = 12
 def embedding_model(settings: EmbeddingSettings, engine: str) -> str:
     """Return the model's name; a simulated deployment has the light one by default."""
     return settings.model or (HASH if engine == "sim" else MINILM)
+
+
+def public_embedder(settings: EmbeddingSettings, engine: str) -> str:
+    """Return the name of the first model that calls use, without its version."""
+    if settings.name:
+        return public_name(settings.name)
+    return Path(embedding_model(settings, engine)).expanduser().resolve().name
 
 
 def make_embedder(settings: EmbeddingSettings, engine: str) -> Embedder:

@@ -1,11 +1,12 @@
 """The simulated KV cache: real memory, whose bytes are a function of the tokens so far.
 
-A full block contains its hash (`schemas/prefix.py`: of all tokens up to its end), multiplied by a
-factor for each of its words. A partial block contains the sum of its own tokens' terms in the same
-way. Reading a block uses every word: intact bytes give the value back, any others another number.
-The next token is sampled from the values *read* from all blocks, so a wrong, missing, stale or
-wrongly transposed block changes the answer. The words of a block are those of its KV heads, in
-order; each rank of tensor parallelism has its share. Integers are modulo 2**64.
+A full block contains its hash (`schemas/prefix.py`: of all tokens up to its end, from a start value
+of the model or adapter), multiplied by a factor for each of its words. A partial block contains the
+sum of its own tokens' terms in the same way. Reading a block uses every word: intact bytes give the
+value back, any others another number. The next token is sampled from the values *read* from all
+blocks, so a wrong, missing, stale or wrongly transposed block changes the answer. The words of a
+block are those of its KV heads, in order; each rank of tensor parallelism has its share. Integers
+are modulo 2**64.
 
 It has no notion of requests; `batch.py` and `engine.py` call it.
 """
@@ -92,12 +93,14 @@ class KvArena:
             )
         )
 
-    def digest(self, tokens: Sequence[int]) -> Digest:
-        """Return the digest of a whole token sequence."""
+    def digest(self, tokens: Sequence[int], start: int = 0) -> Digest:
+        """Return the digest of a whole token sequence; `start` is the hash of no tokens."""
         values = np.asarray(tokens, np.int32)
-        chain = prefix.chain(values, self.block_tokens)
+        chain = prefix.chain(values, self.block_tokens, start)
         first = len(chain) * self.block_tokens
         tail = int(np.sum(prefix.terms(values[first:], first), dtype=np.uint64))
+        if not first:  # the open block is the first one
+            tail = (tail + start) & MASK
         return Digest(chain.tolist(), tail, len(values) - first)
 
     def write(self, blocks: Any, values: Words) -> None:

@@ -26,8 +26,8 @@ _SCAN_FACTOR, _SCAN_SHARE = 4, 0.125
 class BlockTable:
     """The blocks of one request, in token order, and how many more it may take.
 
-    Tables are compared by identity. `salt` is added to the hashes by which its blocks are found, so
-    that tables of another scope do not find them.
+    Tables are compared by identity. Blocks are found by their hash plus the low 64 bits of `salt`,
+    which tell scopes apart, and by the rest of it, which tells adapters apart.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -158,8 +158,9 @@ class BlockManager:
     def find_prefix(self, hashes: Sequence[int], salt: int = 0) -> list[int]:
         """Return the blocks of the longest cached prefix of this hash chain; add no references."""
         blocks = []
+        kind = salt & ~MASK
         for value in hashes:
-            block = self._by_hash.get((value + salt) & MASK)
+            block = self._by_hash.get((value + salt) & MASK | kind)
             if block is None:
                 break
             blocks.append(block)
@@ -203,11 +204,11 @@ class BlockManager:
     def remember(self, block: int, value: int, salt: int = 0) -> None:
         """Make a held, full block findable by its hash; the first block of a hash keeps it."""
         assert self._references[block] > 0
-        value = (value + salt) & MASK
+        value = (value + salt) & MASK | (salt & ~MASK)
         if value not in self._by_hash and self._hash_of[block] is None:
             self._by_hash[value] = block
             self._hash_of[block] = value
-            self._log.add((value,))
+            self._log.add((value & MASK,))
 
     def detach(self, table: BlockTable, first: int) -> list[int]:
         """Remove the blocks from `first` on from a table; the caller then owns their references."""
@@ -262,4 +263,4 @@ class BlockManager:
         self._hash_of[block] = None
         self._free.add(block)
         self.evictions_total += 1
-        self._log.discard((value,))
+        self._log.discard((value & MASK,))

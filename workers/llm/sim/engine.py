@@ -15,8 +15,10 @@ from schemas.errors import (
     InvalidRequest,
     PromptTooLong,
     TriviumError,
+    UnknownModel,
     WorkerRefused,
 )
+from schemas.model.adapters import loaded_max
 from schemas.records import Capability
 from schemas.settings import ModelSettings
 from streams.log.clock import wall_ms
@@ -25,12 +27,13 @@ from workers.kv.nixl_transfer import NixlTransfer
 from workers.kv.transfer import KvTransfer, MemoryTransfer, NoTransfer
 from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
 from workers.llm.pieces import texts_of
+from workers.llm.sim.adapters import SimAdapters
 from workers.llm.sim.answers import RunningAnswers
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.exchange import KvExchange
 from workers.llm.sim.handles import EngineOwner
-from workers.llm.sim.run import SimRun, make_run
+from workers.llm.sim.run import SimRun, make_run, start_value
 from workers.llm.sim.schedule import Schedule
 from workers.llm.sim.settings import KV_HEADS, SimSettings
 from workers.llm.sim.vocabulary import Vocabulary, load_vocabulary
@@ -83,12 +86,15 @@ async def start(
         nixl_metadata=transfer.metadata(),
         tensor_parallel=settings.tensor_parallel,
         kv_bytes_per_token=arena.block_bytes // settings.block_size,
+        adapters=tuple(model.adapters),
+        adapters_max=min(len(model.adapters), model.adapters_max),
     )
     block_log = BlockLog(settings.block_size, settings.kv_blocks)
     blocks = BlockManager(settings.kv_blocks, block_log)
     owner = EngineOwner(worker_id=worker_id, worker_epoch=worker_epoch, engine_id=engine_id)
     exchange = KvExchange(settings, owner, blocks, arena, transfer)
-    return SimEngine(settings, capability, vocabulary, blocks, block_log, arena, exchange)
+    adapters = SimAdapters(loaded_max(model), settings.adapter_load_ms / 1_000)
+    return SimEngine(settings, capability, vocabulary, blocks, block_log, arena, exchange, adapters)
 
 
 class SimEngine:
@@ -103,6 +109,7 @@ class SimEngine:
         block_log: BlockLog,
         arena: KvArena,
         exchange: KvExchange,
+        adapters: SimAdapters,
     ) -> None:
         self.capability, self.block_log = capability, block_log
         self.blocks, self.exchange = blocks, exchange
@@ -116,6 +123,7 @@ class SimEngine:
             blocks,
             arena,
             exchange,
+            adapters,
             RunningAnswers(settings, blocks, arena, vocabulary),
             emit=self._emit,
             die=self._die,
@@ -200,8 +208,9 @@ class SimEngine:
         if problem is not None:
             raise problem
         space = self.capability.max_model_len - len(job.prompt_tokens)
-        digest = self._arena.digest(job.prompt_tokens)
-        run = make_run(job, digest, self._settings, self._vocabulary, space)
+        start = start_value(self.capability.model, job.adapter)
+        digest = self._arena.digest(job.prompt_tokens, start)
+        run = make_run(job, digest, start, self._settings, self._vocabulary, space)
         if run.blocks_max(self._settings.block_size) > self._settings.kv_blocks:
             raise PromptTooLong(
                 f"{job.request_id}: expected to fit {self._settings.kv_blocks} blocks"
@@ -224,6 +233,8 @@ class SimEngine:
             )
         if sampling.max_tokens < 1:
             return InvalidRequest(f"{job.request_id}: expected max_tokens of at least 1")
+        if job.adapter and job.adapter not in self.capability.adapters:
+            return UnknownModel(f"{job.request_id}: no adapter {job.adapter} on this engine")
         if self._schedule.waiting >= self._settings.waiting_max:
             return WorkerRefused(f"{job.request_id}: {self._settings.waiting_max} jobs are waiting")
         return None

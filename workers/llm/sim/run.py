@@ -16,6 +16,7 @@ from workers.llm.sim.blocks import BlockTable
 from workers.llm.sim.moves import Moving
 from workers.llm.sim.settings import SCRIPT_MARKS, SimSettings
 from workers.llm.sim.vocabulary import Script, Vocabulary, Writer
+from workers.models.sim import SIM_MODEL
 
 _TRIES = 64  # texts in a form, until one has only allowed tokens
 
@@ -41,6 +42,7 @@ class SimRun(BatchRow):
     request_id: str
     job: Job
     digest: Digest
+    start: int  # of the digest's hashes
     writer: Writer | None
     ends_itself: bool  # the limit is the answer's own end, not max_tokens
     stage: Stage = Stage.WAITING
@@ -63,8 +65,8 @@ class SimRun(BatchRow):
 
     @property
     def salt(self) -> int:
-        """Return the salt of the hashes by which its blocks are found."""
-        return salt_of(self.job.cache_scope)
+        """Return the salt of its table: routers know the hashes by the scope alone."""
+        return (self.start << 64) + ((salt_of(self.job.cache_scope) - self.start) & MASK)
 
     def blocks_max(self, block_size: int) -> int:
         """Return the largest number of blocks that the job may need."""
@@ -72,14 +74,28 @@ class SimRun(BatchRow):
         return (self.prompt_tokens + answer - 1) // block_size + 1
 
 
+def start_value(model: str, adapter: str) -> int:
+    """Return the hash of no tokens for a model or an adapter over it: other names, other answers.
+
+    The model "sim" alone has 0.
+    """
+    name = adapter or model
+    return 0 if name == SIM_MODEL else salt_of(name)
+
+
 def make_run(
-    job: Job, digest: Digest, settings: SimSettings, vocabulary: Vocabulary, space_tokens: int
+    job: Job,
+    digest: Digest,
+    start: int,
+    settings: SimSettings,
+    vocabulary: Vocabulary,
+    space_tokens: int,
 ) -> SimRun:
     """Return the run of a job whose answer has room for `space_tokens` more tokens."""
     sampling = job.sampling
     limit = min(sampling.max_tokens, space_tokens + job.prior_tokens)
     own_limit = settings.answer_tokens if not sampling.ignore_eos else 0
-    script = _script(job, settings, vocabulary, limit)
+    script = _script(job, start, settings, vocabulary, limit)
     if script:
         own_limit = len(script) if len(script) <= limit else 0
     seed = mix((sampling.seed or 0) % (1 << 64)) | 1 if sampling.temperature > 0 else 0
@@ -95,16 +111,19 @@ def make_run(
         request_id=job.request_id,
         job=job,
         digest=digest,
+        start=start,
         writer=Writer(job, vocabulary, script) if script or Writer.is_needed(sampling) else None,
         ends_itself=bool(own_limit) and (own_limit < limit or bool(script)),
     )
 
 
-def _script(job: Job, settings: SimSettings, vocabulary: Vocabulary, limit: int) -> Script:
-    """Return the tokens of an answer that is not drawn token by token; they depend on prompt and
-    seed. The answer has a constrained form, or allowed tokens only, or the prompt has its text
+def _script(
+    job: Job, start: int, settings: SimSettings, vocabulary: Vocabulary, limit: int
+) -> Script:
+    """Return the tokens of an answer that is not drawn token by token; they depend on prompt, seed
+    and model. The answer has a constrained form, or allowed tokens only, or the prompt has its text
     (`sim.scripted`), or its reasoning is bounded."""
-    script = _unbounded_script(job, settings, vocabulary, limit)
+    script = _unbounded_script(job, start, settings, vocabulary, limit)
     budget = job.sampling.thinking_token_budget
     if budget is None or not job.thinking_end or job.binds_reasoning:
         return script
@@ -115,7 +134,7 @@ def _script(job: Job, settings: SimSettings, vocabulary: Vocabulary, limit: int)
         word_ids = tuple(token_id for (token_id,) in vocabulary.ids)
         sampling = replace(job.sampling, allowed_token_ids=word_ids)
         script = vocabulary.allowed_script(
-            sampling, _prompt_seed(job), limit + 1, settings.end_every_tokens
+            sampling, _prompt_seed(job, start), limit + 1, settings.end_every_tokens
         )
     place = _place_of(end, script)
     if place is not None:
@@ -130,14 +149,14 @@ def _place_of(end: Script, script: Script) -> int | None:
     return next((i for i in places if ids[i : i + len(end_ids)] == end_ids), None)
 
 
-def _prompt_seed(job: Job) -> int:
+def _prompt_seed(job: Job, start: int) -> int:
     prompt = job.prompt_tokens[: len(job.prompt_tokens) - job.prior_tokens]
     base_seed = (job.sampling.seed or 0) if job.sampling.temperature > 0 else 0
-    return mix((base_seed + crc32(pack_tokens(prompt))) & MASK)
+    return mix((base_seed + start + crc32(pack_tokens(prompt))) & MASK)
 
 
 def _unbounded_script(
-    job: Job, settings: SimSettings, vocabulary: Vocabulary, limit: int
+    job: Job, start: int, settings: SimSettings, vocabulary: Vocabulary, limit: int
 ) -> Script:
     sampling = job.sampling
     prompt = job.prompt_tokens[: len(job.prompt_tokens) - job.prior_tokens]
@@ -151,7 +170,7 @@ def _unbounded_script(
     vocab = vocabulary.tokenizer.get_vocab_size()
     if (highest := max(sampling.allowed_token_ids, default=0)) >= vocab:
         raise InvalidRequest(f"allowed_token_ids: expected ids below {vocab}, found {highest}")
-    seed = _prompt_seed(job)
+    seed = _prompt_seed(job, start)
     if sampling.structured is not None:
         return _script_in_form(sampling.structured, sampling, seed, vocabulary, limit)
     return vocabulary.allowed_script(sampling, seed, limit + 1, settings.end_every_tokens)

@@ -17,6 +17,7 @@ from schemas.records import Orchestration, WireError, WorkPhase
 from streams.log.clock import wall_ms
 from workers.deadlines import Deadlines
 from workers.llm.engine import EngineLoad, Output
+from workers.llm.sim.adapters import SimAdapters
 from workers.llm.sim.answers import RunningAnswers
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
@@ -38,6 +39,7 @@ class Schedule:
         blocks: BlockManager,
         arena: KvArena,
         exchange: KvExchange,
+        adapters: SimAdapters,
         answers: RunningAnswers,
         *,
         emit: Callable[[list[Output]], None],
@@ -49,7 +51,7 @@ class Schedule:
             kv_blocks_total=settings.kv_blocks, step_ms=settings.step_s(1, 0) * 1_000
         )
         self._settings, self._blocks, self._arena = settings, blocks, arena
-        self._exchange, self._answers = exchange, answers
+        self._exchange, self._adapters, self._answers = exchange, adapters, answers
         self._emit, self._die, self._is_backed_up = emit, die, is_backed_up
         self._loop = asyncio.get_running_loop()
         self._to_fetch: deque[SimRun] = deque()
@@ -98,6 +100,7 @@ class Schedule:
             waiting=self.waiting,
             queued_tokens=sum(run.prompt_tokens for run in self._to_prefill),
             kv_blocks_used=self._blocks.used,
+            adapters=self._adapters.names(self._loop.time()),
             extra={
                 "recomputed_total": self._recomputed_total,
                 "evictions_total": self._blocks.evictions_total,
@@ -147,6 +150,7 @@ class Schedule:
     def _fetch(self, run: SimRun) -> bool:
         """Open the run's blocks and request its KV; return False if there is no room."""
         exchange = self._exchange
+        self._adapters.loaded_s(run.job.adapter, self._loop.time())  # while the KV moves
         if not run.job.is_paired:
             if not exchange.begin(run, time.monotonic(), wall_ms()):
                 return False
@@ -184,7 +188,8 @@ class Schedule:
 
     def _compute(self, run: SimRun, now_s: float) -> None:
         run.stage = Stage.PREFILLING
-        ends_at_s = now_s + self._settings.prefill_s(run.prompt_tokens, run.cached_tokens)
+        begins_at_s = self._adapters.loaded_s(run.job.adapter, now_s)
+        ends_at_s = begins_at_s + self._settings.prefill_s(run.prompt_tokens, run.cached_tokens)
         run.timer = self._loop.call_at(ends_at_s, self._fatal, self._finish_prefill, run, ends_at_s)
 
     def _finish_prefill(self, run: SimRun, at_s: float) -> None:
@@ -223,6 +228,21 @@ class Schedule:
             if was_idle and self._step_timer is None:
                 self._plan_step(at_s)
         self._emit([output])
+
+    def _begin_received(self, run: SimRun, now_s: float) -> None:
+        """Begin a run that has received its KV, as soon as its adapter is loaded."""
+        at_s = self._adapters.loaded_s(run.job.adapter, now_s)
+        if at_s <= now_s:
+            self._begin(run, now_s)
+            return
+        self._prefilling += 1
+        run.stage = Stage.PREFILLING
+        run.timer = self._loop.call_at(at_s, self._fatal, self._finish_load, run, at_s)
+
+    def _finish_load(self, run: SimRun, at_s: float) -> None:
+        self._prefilling -= 1
+        self._begin(run, at_s)
+        self._admit(at_s)
 
     def _plan_step(self, from_s: float) -> None:
         duration_s = self._settings.step_s(len(self._answers), self._prefilling)
@@ -276,7 +296,7 @@ class Schedule:
             self._emit([_handover(run)])
         elif error is None:
             self._transferring -= 1
-            self._begin(run, now_s)
+            self._begin_received(run, now_s)
         else:
             self._transferring -= 1
             self._recomputed_total += 1

@@ -9,7 +9,7 @@ from pydantic import PositiveFloat
 
 from schemas.errors import ConfigError
 from schemas.records import Orchestration
-from schemas.sections import Positive, one_of, section
+from schemas.sections import NonNegative, Positive, one_of, section
 
 TRANSFERS = ("nixl", "memory", "none")
 SCRIPT_MARKS = ("\u27e6", "\u27e7")  # around the text of the answer in a prompt
@@ -26,6 +26,7 @@ class SimSettings:
     append_ms_per_token: float = -1.0
     decode_step_ms: PositiveFloat = 5.0
     decode_ms_per_request: float = 0.0  # added to a step for each running request
+    adapter_load_ms: NonNegative = 100.0  # for a LoRA adapter that is not loaded
     prefill_interference: float = 0.0  # share by which each running prefill lengthens a step
     running_max: Positive = 64
     prefill_running_max: Positive = 8  # prefills at once

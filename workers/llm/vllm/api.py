@@ -13,10 +13,12 @@ from typing import Any
 
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
+from schemas.model.adapters import AdapterFolder
 from schemas.records import Sampling, TokenLogprob, TopLogprob
 from workers.llm.engine import Job
 from workers.llm.parsing.forms import params_fields
@@ -71,6 +73,14 @@ def sampling_params(
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,  # the object is used for one request only
     )
+
+
+def lora_requests(adapters: Sequence[AdapterFolder]) -> dict[str, LoRARequest]:
+    """Return vLLM's requests for adapters, by name; their order gives the numbers, from 1."""
+    return {
+        adapter.name: LoRARequest(adapter.name, number, str(adapter.folder))
+        for number, adapter in enumerate(adapters, 1)
+    }
 
 
 def reasoning_arguments(job: Job) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from workers.kv.retries import Retries
 from workers.llm.engine import Job
 
 _USED_MAX = 16_384  # handles remembered as used; far more than can be valid at once
-# Added to vLLM's parameters: a keyed hash of the KV's tokens, and its key, which is random for each
-# handle, so that other tokens with the same mark cannot be searched for.
+# Added to vLLM's parameters: a keyed hash of the KV's tokens and adapter, and its key, which is
+# random for each handle, so that other tokens with the same mark cannot be searched for.
 PREFIX_KEY, PREFIX_MARK = "prefix_key", "prefix_mark"
 
 # Further parameters of a request, and settings of the connector (`connectors.py`): until when KV
@@ -150,18 +150,22 @@ class HandleGate:
         """Note a worker's latest epoch; KV of earlier ones is refused."""
         self._epochs[worker_id] = max(epoch, self._epochs.get(worker_id, 0))
 
-    def use(self, kv: KvHandle, prompt: Sequence[int], now_ms: int) -> dict[str, Any]:
+    def use(
+        self, kv: KvHandle, prompt: Sequence[int], now_ms: int, adapter: str = ""
+    ) -> dict[str, Any]:
         """Mark a prefilled prompt's handle as used, and return vLLM's parameters.
 
         Raises KvUnavailable or StaleEpoch if it must not be used.
         """
         params = check_params(kv, self._mode)
         self._check_size(kv, len(prompt), params)
-        _check_mark(kv, prompt, params)
+        _check_mark(kv, prompt, params, adapter)
         self._claim(kv, now_ms)
         return params
 
-    def use_kept(self, kv: KvHandle, prompt: Sequence[int], now_ms: int) -> dict[str, Any]:
+    def use_kept(
+        self, kv: KvHandle, prompt: Sequence[int], now_ms: int, adapter: str = ""
+    ) -> dict[str, Any]:
         """Do as `use`, for a decode engine's KV of a conversation that the prompt continues."""
         params = check_params(kv, self._mode, is_kept=True)
         if kv.tokens >= len(prompt):
@@ -170,7 +174,7 @@ class HandleGate:
                 f"found {kv.tokens}"
             )
         self._check_size(kv, kv.tokens, params)
-        _check_mark(kv, prompt[: kv.tokens], params)
+        _check_mark(kv, prompt[: kv.tokens], params, adapter)
         self._claim(kv, now_ms)
         return params
 
@@ -219,7 +223,12 @@ class HandleGate:
             )
 
     def use_target(
-        self, kv: KvHandle, prompt: Sequence[int], peer: bytes | None, now_ms: int
+        self,
+        kv: KvHandle,
+        prompt: Sequence[int],
+        peer: bytes | None,
+        now_ms: int,
+        adapter: str = "",
     ) -> dict[str, Any]:
         """Mark a handle that `check_target` has checked as used; return vLLM's parameters to read
         the decode engine's prefix. Raises KvUnavailable or StaleEpoch.
@@ -228,7 +237,7 @@ class HandleGate:
         if peer is None:
             raise KvUnavailable(f"{name}: expected to know engine {kv.engine_id} from the fleet")
         params = _read(PeerParams, name, peer)
-        _check_mark(kv, prompt[: kv.tokens], _read(TargetParams, name, kv.params))
+        _check_mark(kv, prompt[: kv.tokens], _read(TargetParams, name, kv.params), adapter)
         self._claim(kv, now_ms)
         return {
             **params,
@@ -279,21 +288,26 @@ class HandleGate:
             del self._used[next(iter(self._used))]
 
 
-def prefix_mark(tokens: Sequence[int], key: str) -> str:
-    """Return the keyed BLAKE2b of the tokens; a reader of KV has no other check of them."""
-    return blake2b(pack_tokens(tokens), key=key.encode()[:64], digest_size=32).hexdigest()
+def prefix_mark(tokens: Sequence[int], key: str, adapter: str = "") -> str:
+    """Return the keyed BLAKE2b of the tokens and of the adapter that computed their KV; a reader of
+    KV has no other check of them.
+    """
+    data = pack_tokens(tokens) + (blake2b(adapter.encode()).digest() if adapter else b"")
+    return blake2b(data, key=key.encode()[:64], digest_size=32).hexdigest()
 
 
-def add_mark(params: dict[str, Any], tokens: Sequence[int]) -> dict[str, Any]:
+def add_mark(params: dict[str, Any], tokens: Sequence[int], adapter: str = "") -> dict[str, Any]:
     """Return the parameters with a mark of the KV's tokens and its key."""
     key = secrets.token_hex(16)
-    return {**params, PREFIX_KEY: key, PREFIX_MARK: prefix_mark(tokens, key)}
+    return {**params, PREFIX_KEY: key, PREFIX_MARK: prefix_mark(tokens, key, adapter)}
 
 
-def _check_mark(kv: KvHandle, tokens: Sequence[int], params: dict[str, Any]) -> None:
-    """Remove the mark from the parameters; raises KvUnavailable if it is of other tokens."""
+def _check_mark(kv: KvHandle, tokens: Sequence[int], params: dict[str, Any], adapter: str) -> None:
+    """Remove the mark from the parameters; raises KvUnavailable if it is of other tokens, or of
+    another adapter.
+    """
     key, mark = params.pop(PREFIX_KEY), params.pop(PREFIX_MARK)
-    if mark != prefix_mark(tokens, key):
+    if mark != prefix_mark(tokens, key, adapter):
         raise KvUnavailable(f"{kv.engine_request_id}: expected KV of the prompt's own tokens")
 
 

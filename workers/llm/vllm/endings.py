@@ -48,7 +48,7 @@ class KvEndings:
         kv = None
         if kv_params and not run.hands_over and self._receiver.keeps_now:
             tokens = [*run.job.prompt_tokens, *run.tokens]
-            kv = self._handover.answer_handle(name, kv_params, tokens, wall_ms())
+            kv = self._handover.answer_handle(name, kv_params, tokens, wall_ms(), run.job.adapter)
         if kv_params and kv is None:  # no peer will read it, but vLLM would keep it
             self._releases.begin(str(kv_params.get("remote_request_id", "")))
         return replace(output, kv=kv)
@@ -69,7 +69,9 @@ class KvEndings:
             )
         if job.is_paired:
             return replace(output, finish_reason="", stop_reason="", text=text)
-        kv = self._handover.handle(job.request_id, kv_params, job.prompt_tokens, wall_ms())
+        kv = self._handover.handle(
+            job.request_id, kv_params, job.prompt_tokens, wall_ms(), job.adapter
+        )
         return replace(output, finish_reason="handover", text=text, kv=kv)
 
     def quarantine(self, run: VllmRun) -> None:

@@ -35,6 +35,7 @@ from schemas.errors import (
     KvUnavailable,
     NoProgress,
     TriviumError,
+    UnknownModel,
 )
 from schemas.records import WorkPhase
 from streams.log.clock import wall_ms
@@ -45,6 +46,7 @@ from workers.llm.vllm.check import HandleGate, job_problem, rest_of
 from workers.llm.vllm.continued.stops import ContinuedStops
 from workers.llm.vllm.endings import KvEndings
 from workers.llm.vllm.handover import Handover, Releases
+from workers.llm.vllm.lora.loaded_adapters import LoadedAdapters
 from workers.llm.vllm.receive import Receiver
 from workers.llm.vllm.runs import ActiveRuns, Mailbox, VllmRun
 from workers.llm.vllm.settings import VllmSettings
@@ -75,6 +77,7 @@ class VllmEngine:
         size, mode = capability.block_size, settings.kv_transfer
         self.block_log = BlockLog(size, launched.kv_blocks)
         self._events: Any = None
+        self._adapters = LoadedAdapters(self._llm, api.lora_requests(launched.adapters))
         self._receiver = Receiver(
             HandleGate(engine_id=capability.engine_id, block_size=size, mode=mode),
             launched.meter,
@@ -89,6 +92,7 @@ class VllmEngine:
             running_max=settings.running_max,
             first_token_timeout_s=2 * settings.progress_timeout_ms / 1_000,
             progress_timeout_s=settings.progress_timeout_ms / 1_000,
+            adapters_max=capability.adapters_max,
         )
         self._mail, self._arrived = Mailbox(), asyncio.Event()
         self._dead: EngineDead | None = None
@@ -97,15 +101,17 @@ class VllmEngine:
         self._meter.allocated = self._allocated
         self._watching = self._loop.create_task(self._watch())
 
-    async def follow_events(self) -> None:
-        """Start to fill `block_log` from vLLM's KV events; close the engine if that fails."""
-        if not self._launched.events_endpoint:
-            return
-        module = import_module("workers.llm.vllm.events")
+    async def prepare(self) -> None:
+        """Load the adapters, and start to fill `block_log` from vLLM's KV events; close the engine
+        if that fails.
+        """
+        endpoint, module = self._launched.events_endpoint, "workers.llm.vllm.events"
         try:
-            self._events = await module.subscribe(
-                self._launched.events_endpoint, self.block_log, self._launched.kv_blocks
-            )
+            await self._adapters.load_all()
+            if endpoint:
+                self._events = await import_module(module).subscribe(
+                    endpoint, self.block_log, self._launched.kv_blocks
+                )
         except BaseException:
             await self.close()
             raise
@@ -148,6 +154,8 @@ class VllmEngine:
         error = self._dead or job_problem(
             job, max_model_len=self.capability.max_model_len, vocab_size=self._launched.vocab_size
         )
+        if error is None and job.adapter and job.adapter not in self.capability.adapters:
+            error = UnknownModel(f"{job.request_id}: no adapter {job.adapter} on this engine")
         if error is not None:
             return error
         if run.hands_over and not self._launched.has_transfer:
@@ -221,6 +229,7 @@ class VllmEngine:
             kv_bytes_received=figures.kv_bytes_received + counts["written_bytes"],
             kv_handles_held=handle_count,
             tokens_total=self._counts["tokens"],
+            adapters=self._adapters.names,
             extra={
                 "kv_handles_total": self._handover.total,
                 "kv_refused_total": counts["refused"],
@@ -269,6 +278,8 @@ class VllmEngine:
                 self._receiver.compute(run)
         except self._api.EngineDeadError as dead:
             self._die(dead)
+        except EngineFailed as failed:  # to load its adapter
+            error = failed
         except (self._api.VLLMClientError, ValueError, TypeError) as invalid:
             error = InvalidRequest(f"{name}: {invalid}")
         except Exception as failure:
@@ -288,12 +299,15 @@ class VllmEngine:
             stops=run.stops is None,
         )
         prompt = api.tokens_input(list(job.prompt_tokens), cache_salt=job.cache_scope or None)
-        reasoning = api.reasoning_arguments(job)
+        arguments = api.reasoning_arguments(job)
+        arguments["lora_request"] = await self._adapters.request_for(job.adapter)
+        if not self._runs.holds(run):
+            return "ended"
         wait_s = max(0.0, (run.awaited_ms - wall_ms()) / 1_000) if run.awaited_ms else None
         try:
             async with asyncio.timeout(wait_s) as limit:
                 async with aclosing(
-                    self._llm.generate(prompt, params, job.request_id, **reasoning)
+                    self._llm.generate(prompt, params, job.request_id, **arguments)
                 ) as stream:
                     async for result in stream:
                         limit.reschedule(None)

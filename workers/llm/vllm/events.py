@@ -37,6 +37,7 @@ class BlockStored(msgspec.Struct, tag=True):
     token_ids: Sequence[int]
     block_size: int
     lora_id: int | None = None
+    lora_name: str | None = None
     medium: str | None = None
     extra_keys: Sequence[Sequence[object] | None] | None = None
     group_idx: int | None = None
@@ -96,9 +97,9 @@ class Translation:
 
     def _store(self, event: BlockStored) -> None:
         size, salt = event.block_size, _salt_of(event)
-        is_plain = event.lora_id is None and salt is not None
         is_whole = len(event.token_ids) == size * len(event.block_hashes)
-        if not (is_plain and is_whole and size == self._log.block_size and _is_ours(event)):
+        is_usable = is_whole and size == self._log.block_size and _is_ours(event)
+        if salt is None or not is_usable:
             return
         previous, position = salt, 0
         if event.parent_block_hash is not None:
@@ -145,16 +146,24 @@ class Translation:
 
 
 def _salt_of(event: BlockStored) -> int | None:
-    """Return the salt of the scope that shares the blocks; None for blocks that are not text.
+    """Return the salt of the scope that shares the blocks; None for blocks that are not text, and
+    for those of an adapter without a scope, whose hashes would be those of the model's blocks.
 
-    vLLM calls the scope their cache salt, and sends it with the first block of a prompt.
+    vLLM calls the scope their cache salt, and sends it with the first block of a prompt. The keys
+    of each block of an adapter begin with its name.
     """
-    first, *rest = event.extra_keys or (None,)
-    if any(rest):
+    adapter, keys = event.lora_name, [tuple(block or ()) for block in event.extra_keys or ((),)]
+    if event.lora_id is not None:
+        if adapter is None or any(block[:1] != (adapter,) for block in keys):
+            return None
+        keys = [block[1:] for block in keys]
+    first, *rest = keys
+    is_first = event.parent_block_hash is None
+    if any(rest) or (is_first and not first and adapter is not None):
         return None
     if not first:
         return 0
-    is_salted = event.parent_block_hash is None and len(first) == 1 and isinstance(first[0], str)
+    is_salted = is_first and len(first) == 1 and isinstance(first[0], str)
     return salt_of(str(first[0])) if is_salted else None
 
 

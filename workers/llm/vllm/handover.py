@@ -42,14 +42,24 @@ class Handover:
         self.total = 0
 
     def handle(
-        self, request_id: str, params: dict[str, Any], prompt: Sequence[int], now_ms: int
+        self,
+        request_id: str,
+        params: dict[str, Any],
+        prompt: Sequence[int],
+        now_ms: int,
+        adapter: str = "",
     ) -> KvHandle:
         """Return the handle for vLLM's parameters of a finished prefill of this prompt."""
         lease_ms = self._settings.kv_lease_s * 1_000
-        return self._make_handle(request_id, add_mark(params, prompt), now_ms, lease_ms)
+        return self._make_handle(request_id, add_mark(params, prompt, adapter), now_ms, lease_ms)
 
     def answer_handle(
-        self, request_id: str, params: dict[str, Any], tokens: Sequence[int], now_ms: int
+        self,
+        request_id: str,
+        params: dict[str, Any],
+        tokens: Sequence[int],
+        now_ms: int,
+        adapter: str = "",
     ) -> KvHandle | None:
         """Return the handle for a finished answer; `tokens` are the prompt's and its own.
 
@@ -59,7 +69,7 @@ class Handover:
         blocks = len(params["remote_block_ids"][0])
         if not 0 < count <= len(tokens) or blocks != -(-count // block_size):
             return None
-        marked_params = add_mark(params, tokens[:count])
+        marked_params = add_mark(params, tokens[:count], adapter)
         return self._make_handle(
             request_id, marked_params, now_ms, self._settings.keep_decoded_kv_ms
         )
@@ -79,7 +89,7 @@ class Handover:
             block_size=self._capability.block_size,
             block_ids=tuple(block_ids),
             expires_at_ms=expires_at_ms,
-            params=json.dumps(add_mark({}, job.prompt_tokens[:tokens])).encode(),
+            params=json.dumps(add_mark({}, job.prompt_tokens[:tokens], job.adapter)).encode(),
         )
 
     def _make_handle(

@@ -23,6 +23,7 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from schemas.model.adapters import AdapterFolder, check_adapters, loaded_max, rank_room
 from schemas.model.parser_rules import NONE
 from schemas.model.parsers import known_parsers, parsers_of
 from schemas.records import Capability
@@ -65,6 +66,7 @@ class LaunchedEngine:
     end_ids: frozenset[int]
     has_transfer: bool
     events_endpoint: str  # "": it publishes no KV events
+    adapters: tuple[AdapterFolder, ...]
     sockets: TemporaryDirectory[str]  # folder of the sockets between its processes
 
 
@@ -73,9 +75,12 @@ def launch(
 ) -> LaunchedEngine:
     """Start the engine's processes, and return when they are ready."""
     meter = Meter()
+    adapters = check_adapters(replace(model, path=model_folder(model), name=model.served_name))
     # A private folder that is removed with the engine, because vLLM does not remove its sockets.
     sockets = TemporaryDirectory(prefix="trivium-", ignore_cleanup_errors=True)
-    args = engine_args(settings, model, sockets.name, engine_id, has_transfer=has_transfer)
+    args = engine_args(
+        settings, model, sockets.name, engine_id, adapters, has_transfer=has_transfer
+    )
     with _side_channel_port(settings) as port:
         with _environment:  # otherwise it may be another engine's
             variables = environment(settings, side_channel_port=port if has_transfer else 0)
@@ -95,6 +100,8 @@ def launch(
         nixl_metadata=_peer_metadata(config, variables) if has_transfer else b"",
         tensor_parallel=config.parallel_config.tensor_parallel_size,
         kv_bytes_per_token=_bytes_per_token(config),
+        adapters=tuple(adapter.name for adapter in adapters),
+        adapters_max=config.lora_config.max_loras if adapters else 0,
     )
     return LaunchedEngine(
         llm=llm,
@@ -105,6 +112,7 @@ def launch(
         end_ids=_end_ids(llm.input_processor),
         has_transfer=has_transfer,
         events_endpoint=args.kv_events_config.endpoint if settings.kv_events else "",
+        adapters=adapters,
         sockets=sockets,
     )
 
@@ -114,6 +122,7 @@ def engine_args(
     model: ModelSettings,
     sockets: str,
     engine_id: str,
+    adapters: tuple[AdapterFolder, ...] = (),
     *,
     has_transfer: bool,
 ) -> AsyncEngineArgs:
@@ -141,6 +150,10 @@ def engine_args(
         args["max_num_batched_tokens"] = step_tokens
     if settings.kv_cache_bytes:
         args["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+    if adapters:
+        batch_max = min(len(adapters), model.adapters_max)
+        args |= {"enable_lora": True, "max_loras": batch_max, "max_lora_rank": rank_room(adapters)}
+        args["max_cpu_loras"] = loaded_max(model)
     if settings.kv_events:
         args["kv_events_config"] = KVEventsConfig(
             enable_kv_cache_events=True, publisher="zmq", endpoint=f"ipc://{sockets}/kv"

@@ -11,8 +11,9 @@ Theory of operation. Each patch, with the problem without it on one small machin
 - Blocks are allocated in the order in which they became free, mostly backwards, so neighbours are
   read one by one (`sort_blocks`).
 - A form, a penalty or bad words begin anew where an answer continues (`keep_prior_state`).
+- On CPUs, requests without an adapter beside one that has one use an adapter (`spare_plain_rows`).
 - Each process imports all of vLLM, 10 CPU seconds (`fork_children`, if this one was forked).
-The first two and the last four are always applied, the others if `workers/llm/vllm/launch.py`
+The first two and the last five are always applied, the others if `workers/llm/vllm/launch.py`
 sets their environment variables. A patch whose target this vLLM lacks is skipped and logged.
 """
 
@@ -63,7 +64,7 @@ def register() -> None:
         give_way(int(os.environ.get(NICE_VARIABLE, "0")))
     for mend in (
         *(_calm_nixl_when_loaded, calm_waiting, calm_queues, keep_binding),
-        *(sort_blocks, keep_draws, keep_prior_state, fork_children),
+        *(sort_blocks, keep_draws, keep_prior_state, spare_plain_rows, fork_children),
     ):
         try:
             mend()
@@ -272,6 +273,43 @@ def keep_prior_state() -> None:
     ):
         setattr(owner, name, wrap(getattr(owner, name)))
     NewRequestData.from_request = state.splitting_prior_outputs(NewRequestData.from_request)
+
+
+def spare_plain_rows() -> None:
+    """Let the adapters' products on CPUs be zero for tokens of requests without an adapter.
+
+    These have the index -1, by which vLLM's functions for CPUs take the last adapter's weights.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    for name in ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice"):
+        product = sparing_plain_rows(getattr(lora_ops, name))
+        for module in (lora_ops, punica_cpu):
+            assert callable(getattr(module, name))
+            setattr(module, name, product)
+
+
+def sparing_plain_rows(product: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a function of inputs, weights, outputs and the rows' adapters, by index, to use zeros as
+    the inputs of rows whose index is negative.
+    """
+    if getattr(product, "spares", False):
+        return product
+
+    @functools.wraps(product)
+    def product_sparing(
+        inputs: Any, weights: Any, outputs: Any, rows: Any, *rest: Any, **options: Any
+    ) -> None:
+        is_plain = (rows < 0).unsqueeze(1)
+        product(inputs.masked_fill(is_plain, 0), weights, outputs, rows, *rest, **options)
+
+    product_sparing.spares = True  # type: ignore[attr-defined]  # marks the replacement
+    return product_sparing
 
 
 def fork_children() -> None:

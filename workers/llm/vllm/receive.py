@@ -80,10 +80,11 @@ class Receiver:
         gate, prompt = self.gate, job.prompt_tokens
         if not job.is_paired:
             is_prefill = job.phase is WorkPhase.PREFILL
-            return (gate.use_kept if is_prefill else gate.use)(source, prompt, now_ms)
+            use = gate.use_kept if is_prefill else gate.use
+            return use(source, prompt, now_ms, job.adapter)
         peer = self.peer_metadata(source.engine_id)
         if job.phase is WorkPhase.PREFILL:
-            return gate.use_target(source, prompt, peer, now_ms)
+            return gate.use_target(source, prompt, peer, now_ms, job.adapter)
         return gate.promise(source, len(prompt), peer, now_ms)
 
     def note_late(self, run: VllmRun) -> None:

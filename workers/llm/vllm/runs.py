@@ -6,10 +6,10 @@ vLLM does not report a hang, so the adapter must distinguish one from a queue. T
 - No token: it reports steps, but no request gets a token for the progress timeout. Those that have
   begun fail.
 - No first token: a request waits for the first-token timeout although nothing blocks it. A full
-  batch or full KV memory blocks it. Every older request that begins or ends meanwhile restarts its
-  clock, because the queue moves. So does a peer that has not written the KV yet; that wait has a
-  limit of its own. So a long queue is no failure, and a read that hangs is one, even on a busy
-  engine.
+  batch, full KV memory, or as many other adapters in the batch as it may use block it. Every older
+  request that begins or ends meanwhile restarts its clock, because the queue moves. So does a peer
+  that has not written the KV yet; that wait has a limit of its own. So a long queue is no failure,
+  and a read that hangs is one, even on a busy engine.
 """
 
 import asyncio
@@ -59,6 +59,7 @@ class ActiveRuns:
     running_max: int
     first_token_timeout_s: float
     progress_timeout_s: float
+    adapters_max: int = 0  # different adapters in a batch
     active: dict[str, VllmRun] = field(default_factory=dict)
     since_s: float = 0.0  # since when there are runs
     token_s: float = 0.0  # time of the last token of any run
@@ -103,14 +104,17 @@ class ActiveRuns:
         silence_s = now_s - max(reported_s, self.since_s)
         if silence_s >= self.progress_timeout_s:
             return [(run, f"the engine was silent for {silence_s:.1f} s") for run in self]
-        failures = []
+        failures, busy_adapters = [], {run.job.adapter for run in self if run.has_begun} - {""}
+        are_adapters_full = len(busy_adapters) >= self.adapters_max
         quiet_s = now_s - max(self.token_s, self.since_s)
         if quiet_s >= self.progress_timeout_s:
             failures += [(run, f"no token for {quiet_s:.1f} s") for run in self if run.has_begun]
         for older, run in enumerate(self):
             if run.has_begun:
                 continue
-            if older >= self.running_max or kv_usage > _KV_FULL or run.awaited_ms:
+            adapter = run.job.adapter
+            must_wait = adapter and adapter not in busy_adapters and are_adapters_full
+            if older >= self.running_max or kv_usage > _KV_FULL or run.awaited_ms or must_wait:
                 run.clock_s = now_s
             waited_s = now_s - run.clock_s
             if waited_s >= self.first_token_timeout_s:

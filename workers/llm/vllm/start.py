@@ -45,7 +45,7 @@ async def start(
     capability = launched.capability
     handover = Handover(settings, capability, worker_id=worker_id, worker_epoch=worker_epoch)
     engine = VllmEngine(settings, handover, launcher, api, launched)
-    await engine.follow_events()
+    await engine.prepare()
     return engine
 
 

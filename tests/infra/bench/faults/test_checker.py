@@ -27,6 +27,7 @@ from schemas.records import Role, Sampling
 from schemas.rules.tokens import pack_tokens
 from schemas.settings import ModelSettings
 from tests.schemas.examples import example
+from tests.workers.llm.engines import collected, job, start_sim
 
 WORDS = [(7, " a"), (8, " b"), (9, " c")]
 ENGINE = AnswerOracle(4, WORDS)
@@ -76,9 +77,12 @@ def counts(findings: dict[str, Any]) -> dict[str, int]:
     return {name: count for name, count in totals.items() if count}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-async def test_answer_oracle_matches_simulated_engine(tmp_path: Path, temperature: float) -> None:
-    settings = Settings(model=ModelSettings(path="sim"), engines={"sim": {"end_every_tokens": 0}})
+@pytest.mark.parametrize(("temperature", "name"), [(0.0, "sim"), (0.8, "sim"), (0.0, "other")])
+async def test_answer_oracle_matches_simulated_engine(
+    tmp_path: Path, temperature: float, name: str
+) -> None:
+    model = ModelSettings(path="sim", name=name)
+    settings = Settings(model=model, engines={"sim": {"end_every_tokens": 0}})
     task = json.loads(json.dumps(history_task(settings, tmp_path / "history.jsonl")))
     oracle = AnswerOracle(task["engine"]["block_size"], task["engine"]["vocabulary"])
     engine = await start_engine(
@@ -97,8 +101,26 @@ async def test_answer_oracle_matches_simulated_engine(tmp_path: Path, temperatur
         await engine.close()
     sampling_fields = {"max_tokens": 70, "temperature": temperature, "seed": 11}
     for prompt, engine_answer in zip(prompts, engine_answers, strict=True):
-        assert oracle.answer(pack_tokens(prompt), sampling_fields) == engine_answer.token_ids
+        assert oracle.answer(pack_tokens(prompt), sampling_fields, name) == engine_answer.token_ids
         assert oracle.text(engine_answer.token_ids) == engine_answer.text
+
+
+async def test_answer_oracle_knows_adapters() -> None:
+    """Of a short prompt, of one that fills a block, and of a long one."""
+    settings = Settings(model=ModelSettings(path="sim"), engines={"sim": {}})
+    task = history_task(settings, Path("history.jsonl"))["engine"]
+    oracle = AnswerOracle(task["block_size"], task["vocabulary"])
+    engine = await start_sim(adapters={"ada": "x"}, end_every_tokens=0)
+    prompts = [list(range(5, 5 + length)) for length in (1, 15, 16, 17, 200)]
+    try:
+        jobs = [job(prompt, adapter="ada", max_tokens=40) for prompt in prompts]
+        answers = await collected(engine, *jobs)
+    finally:
+        await engine.close()
+    sampling = {"max_tokens": 40, "temperature": 0.0, "seed": None}
+    for prompt, engine_answer in zip(prompts, answers, strict=True):
+        right = oracle.answer(pack_tokens(prompt), sampling, "ada")
+        assert right == engine_answer.token_ids != oracle.answer(pack_tokens(prompt), sampling)
 
 
 def test_record_decoder_reads_schema_files() -> None:
@@ -117,6 +139,8 @@ def test_expected_answers_report_work_unlike_its_request() -> None:
         work(2, PROMPT[4:]),
         work(3, PROMPT + sent_tokens[::-1], prior_tokens=2),
         {**work(), "request_id": "r9"},
+        work(2, model="other"),
+        work(2, adapter="ada"),
     ):
         _, odd = expected_of({"r1": request()}, [work(), bad], ENGINE)
         assert len(odd) >= 1, bad

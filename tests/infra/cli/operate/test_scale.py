@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -18,7 +19,7 @@ from schemas.records import Heartbeat, Load, MemberKind, MemberState, Registrati
 from schemas.settings import LogSettings
 from streams.log.clients import LogProducer
 from streams.log.clock import wall_ms
-from tests.infra.scaling.samples import TARGETS, backlog, measured
+from tests.infra.scaling.samples import TARGETS, backlog, fleet_of, measured
 from tests.infra.watched_fleet import fleet
 from tests.long_leases import long_leases
 from tests.streams.builders import beat, registration
@@ -28,7 +29,7 @@ LOOK = measured(waiting=3, oldest_ms=1_500, slack_ms=60_000)
 
 
 def look() -> ScalingPlan:
-    return ScalingPlan(LOOK.backlog, wanted_pools(LOOK, TARGETS))
+    return ScalingPlan([LOOK.backlog], wanted_pools(fleet_of(LOOK), TARGETS))
 
 
 def test_scale_table_shows_workers_and_reasons() -> None:
@@ -49,6 +50,29 @@ def test_scale_json_contains_backlog_and_pools() -> None:
         ("prefill", 1),
         ("decode", 1),
     ]
+
+
+def test_scale_shows_models_where_there_are_several() -> None:
+    models = [replace(LOOK, backlog=replace(LOOK.backlog, model=name)) for name in ("a", "[b]")]
+    backlogs = [model.backlog for model in models]
+    plan = ScalingPlan(backlogs, wanted_pools(fleet_of(*models), TARGETS))
+    out = io.StringIO()
+    Console(file=out, width=160).print(_table(plan))
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert lines[:3] == [
+        "a: 4.0 requests/s; 3 wait, the oldest for 1.5 s",
+        "[b]: 4.0 requests/s; 3 wait, the oldest for 1.5 s",
+        "model pool has wants work why",
+    ]
+    assert [line.split()[:2] for line in lines[3:]] == [
+        ["a", "prefill"],
+        ["a", "decode"],
+        ["[b]", "prefill"],
+        ["[b]", "decode"],
+    ]
+    tree = _tree(plan)
+    assert [backlog["model"] for backlog in tree["backlogs"]] == ["a", "[b]"]
+    assert "backlog" not in tree and {pool["model"] for pool in tree["pools"]} == {"a", "[b]"}
 
 
 async def test_scale_command_waits_for_silent_router(

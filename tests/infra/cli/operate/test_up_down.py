@@ -135,6 +135,46 @@ def test_up_starts_own_broker_unless_settings_name_one(
     assert [plan.broker for plan in plans] == [starts_broker]
 
 
+@pytest.mark.parametrize(
+    ("flags", "workers"),
+    [
+        ("", {"prefill-0": "a", "prefill-1": "a", "decode-0": "a", "replica-0": "b"}),
+        ("--prefill 0 --decode 0 --replica 1", {"replica-0": "a", "replica-1": "b"}),
+    ],
+)
+def test_up_plans_workers_of_each_model(
+    flags: str, workers: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plans: list[StackPlan] = []
+
+    class PlannedOnly(Exception):
+        """Raised in place of a start."""
+
+    def plan_only(settings: Settings, plan: StackPlan) -> None:
+        plans.append(plan)
+        raise PlannedOnly
+
+    monkeypatch.setattr("infra.stack.launcher.Stack", plan_only)
+    file = tmp_path / "trivium.toml"
+    file.write_text("[[models]]\nname='a'\nprefill=2\n[[models]]\nname='b'\nreplica=1")
+    with pytest.raises(PlannedOnly):
+        trivium_here("up", "--config", str(file), *flags.split())
+    assert plans[0].models == workers
+
+
+def test_up_rejects_revision_with_several_models() -> None:
+    code, _, errors = trivium_here("up", "--model", "a", "--model", "b", "--revision", "c")
+    assert code == 2 and "--revision: expected with one --model" in errors
+    code, _, errors = trivium_here("up", "--model", "x/a", "--model", "y/a")
+    assert code == 2 and "model 2 (y/a) and model 1 (x/a) have the same name" in errors
+
+
+def test_pool_move_expects_roles_or_a_model() -> None:
+    for flags in ([], ["--to", "decode", "--model", "a"]):
+        code, _, errors = trivium_here("pool", "move", "decode-0", *flags)
+        assert code == 2 and "pool move: expected either --to or --model" in errors
+
+
 async def test_stack_start_error_includes_process_output(
     kafka: LogSettings, tmp_path: Path
 ) -> None:

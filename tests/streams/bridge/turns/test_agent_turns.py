@@ -1,12 +1,12 @@
 """Agents over topics: each turn of a tool loop is a prompt and its answer; on virtual time."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 from schemas.model.parsers import ParserNames
 from schemas.records import AnswerDelta, DeltaKind
 from tests.streams.bridge.samples import AskingBridge, answer_of, pair, record
+from tests.streams.gateway.in_process import set_parsers
 from tests.virtual_time import virtual
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -16,8 +16,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 async def test_agent_turn_is_a_record() -> None:
     """The answer's tool calls, with their results, are the next prompt."""
     bridge = AskingBridge(pair(format="avro", parts="rows.parts", schema='{"type": "integer"}'))
-    calls = bridge.asking.calls
-    calls.served = replace(calls.served, parsers=ParserNames(tool="hermes", reasoning="none"))
+    set_parsers(bridge.asking.calls, ParserNames(tool="hermes", reasoning="none"))
     called = AnswerDelta(seq=1, kind=DeltaKind.CALL, call_id="c1", name="look", text='{"q": 1}')
     content = AnswerDelta(seq=1, kind=DeltaKind.CONTENT, text="7")
     bridge.answer_in_turn(bridge.call(called), bridge.call(content))

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.fleet import Member
 from schemas.records import Role
-from streams.bridge.turns.slots import Slots, limit
+from streams.bridge.turns.slots import ModelSlots, Slots, limit
 from tests.streams import builders
 
 
@@ -88,3 +88,22 @@ async def test_slots_favour_owner_with_fewest() -> None:
     assert got == ["a", "a", "b", "a", "c", "b"], "a and c have none when the second one is free"
     for task in tasks:
         task.cancel()
+
+
+@pytest.mark.anyio
+async def test_model_without_worker_takes_no_slots_of_others() -> None:
+    limits = {"a": 2, "away": 0}
+    slots = ModelSlots(limits, lambda model, used: min(limits[model], 3 - used))
+    waiting = asyncio.ensure_future(slots.of("away").acquire("pair"))
+    for _ in range(2):
+        await slots.of("a").acquire("pair")
+    assert not waiting.done()
+    limits["away"] = 2
+    slots.hand_out()
+    await waiting
+    full = asyncio.ensure_future(slots.of("away").acquire("pair"))
+    await asyncio.sleep(0)
+    assert slots.of("away").waiting == 1, "the limit of all models is used up"
+    slots.of("a").release("pair")
+    slots.hand_out()
+    await full

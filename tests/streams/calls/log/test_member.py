@@ -22,26 +22,26 @@ from schemas.settings import LogSettings
 from streams.calls.config import GatewaySettings
 from streams.calls.log import member
 from streams.calls.process import CallProcess
-from streams.calls.request.intake import ServedModel
+from streams.calls.request.served import ModelCard, ServedModel, ServedModels
 from tests.streams import builders
 from tests.streams.builders import T0
 from tests.streams.gateway.small_tokenizer import tokenizer
 
+CARD = ModelCard(name="tiny", model="tiny", max_model_len=64, created_s=1)
 
-def connection() -> CallProcess:
+
+def connection(*other_cards: ModelCard) -> CallProcess:
     """The product's connection to the log, which no broker is asked for."""
-    served = ServedModel(name="tiny", tokenizer=tokenizer(), max_model_len=64, created_s=1)
+    models = ServedModels(ServedModel(CARD, tokenizer()), other_cards)
     return CallProcess.build(
-        *(LogSettings(), Codec(), GatewaySettings(), served),
-        models=frozenset({"tiny"}),
-        process_id="gateway-a",
+        *(LogSettings(), Codec(), GatewaySettings(), models), process_id="gateway-a"
     )
 
 
-def joined(view: FleetView, *, leader: bool = True) -> CallProcess:
+def joined(view: FleetView, *other_cards: ModelCard, leader: bool = True) -> CallProcess:
     """A process that is a member with this view; its heartbeats are acknowledged where the topic
     has a leader."""
-    process = connection()
+    process = connection(*other_cards)
     membership: Any = SimpleNamespace(
         view=view,
         leases={"tokens": 1},
@@ -66,6 +66,37 @@ async def test_member_is_ready_with_decode_worker_alone(
     assert joined(view).member.problems() == ["no router is alive", *none[serves:]]
 
 
+async def test_member_knows_which_models_and_adapters_have_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that has no adapter serves none; nor does one that only computes prompts."""
+    view, able = FleetView(), builders.capability("w")
+    workers = (
+        ("w", Role.DECODE, replace(able, adapters=("law",))),
+        ("p", Role.PREFILL, replace(able, model="big")),
+    )
+    for number, (name, role, capability) in enumerate(workers):
+        view.apply(builders.registration(name, role, capability=capability), number, T0)
+        view.apply(builders.beat(name, 1), number, T0)
+    view.apply(builders.registration("gateway-a", kind=MemberKind.GATEWAY), 2, T0)
+    view.apply(builders.registration("router", kind=MemberKind.ROUTER), 3, T0)
+    view.apply(builders.beat("router", 1), 3, T0)
+    monkeypatch.setattr(member, "wall_ms", lambda: T0)
+    other_cards = [replace(CARD, name="big", model="big"), replace(CARD, name="law", adapter="law")]
+    log = joined(view, *other_cards).member
+    assert log.reply_position() == log.reply_position("tiny") == log.reply_position("tiny", "law")
+    for names, missing in ((("big",), "big"), (("tiny", "art"), "art")):
+        with pytest.raises(NotReady, match=f"no worker serves the model '{missing}' at the moment"):
+            log.reply_position(*names)
+    assert log.problems() == []
+    assert log.unserved() == ["model 'big': no decode worker is ready, nor a replica"]
+    view.apply(builders.beat("w", 2, state=MemberState.DRAINING), 4, T0)
+    assert log.problems() == ["no decode worker is ready, nor a replica"]
+    assert log.unserved() == [], "nothing is served"
+    with pytest.raises(NotReady, match="no worker serves"):
+        log.reply_position()
+
+
 async def test_member_counts_silent_workers_as_servers() -> None:
     """Members that left are dropped, and workers of another model never count."""
     view, able = FleetView(), builders.capability("w")
@@ -77,9 +108,9 @@ async def test_member_counts_silent_workers_as_servers() -> None:
     view.apply(builders.registration("beside", kind=MemberKind.GATEWAY), 4, T0)
     view.apply(builders.beat("lives", 1), 4, T0 + 10 * LEASE_MS)
     view.apply(builders.beat("gone", 1, state=MemberState.GONE), 5, T0)
-    member_ids = [worker.member_id for worker in joined(view).member.servers()]
+    member_ids = [worker.member_id for worker in joined(view).member.servers("tiny")]
     assert member_ids == ["lives", "silent", "router"]
-    assert connection().member.servers() == [], "it is no member yet"
+    assert connection().member.servers("tiny") == [], "it is no member yet"
 
 
 async def test_member_ignores_silence_of_workers_while_log_is_silent(

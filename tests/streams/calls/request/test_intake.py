@@ -443,7 +443,7 @@ async def test_intake_rejects_oversized_prompt_before_tokenizing(
         encoded.append(text)
         return array("i", [1])
 
-    monkeypatch.setattr(gateway.state.served.tokenizer, "encode", encode)
+    monkeypatch.setattr(gateway.state.models.default.tokenizer, "encode", encode)
     chars_max = 63 * tokenizer().token_chars_max
     for body, path in (
         (chat("x" * (chars_max + 1)), "/v1/chat/completions"),

@@ -24,19 +24,25 @@ class Play:
         self.now_ms, self._seq = T0, 0
         self.epochs: dict[str, int] = {}
         self.silent: set[str] = set()
+        self.models: dict[str, str] = {}
         self.orders: list[AssignRoles] = []
         for name in (ROUTER, "z-router"):
             self._apply(builders.registration(name, kind=MemberKind.ROUTER))
             self.epochs[name] = 1
 
     def worker(
-        self, name: str, *roles: Role, can: Sequence[Orchestration] = tuple(Orchestration)
+        self,
+        name: str,
+        *roles: Role,
+        can: Sequence[Orchestration] = tuple(Orchestration),
+        model: str = "",
     ) -> None:
         """It comes, comes again, or has other roles."""
+        model = self.models.setdefault(name, model or "tiny")
         epoch = self.epochs.get(name, 0) + 1 if name in self.silent else self.epochs.get(name, 1)
         self.epochs[name] = epoch
         self.silent.discard(name)
-        capability = builders.capability(name, *can)
+        capability = builders.capability(name, *can, model=model)
         self._apply(builders.registration(name, *roles, epoch=epoch, capability=capability))
 
     def pass_ms(self, passed_ms: int, *, followed: bool = True) -> list[AssignRoles]:
@@ -82,6 +88,19 @@ def test_lending_gives_decode_role_while_no_decode_worker_lives() -> None:
     assert on.pass_ms(AFTER_MS - 1_000) == [], "it may go again"
     assert roles_of(on.pass_ms(2_000)) == [("p0", (Role.PREFILL,))]
     assert on.pass_ms(3 * AFTER_MS) == []
+
+
+def test_lending_takes_worker_of_the_model_that_needs_it() -> None:
+    on = pools()
+    on.worker("a0", Role.PREFILL, model="other")
+    on.worker("b0", Role.DECODE, model="other")
+    on.pass_ms(AFTER_MS)
+    on.silent.add("d0")
+    assert roles_of(on.pass_ms(AFTER_MS + LEASE_MS + 1_000)) == [("p0", BOTH)]
+    on.silent.add("b0")
+    assert roles_of(on.pass_ms(AFTER_MS + LEASE_MS + 1_000)) == [("a0", BOTH)]
+    on.worker("b0", Role.DECODE)
+    assert roles_of(on.pass_ms(2 * AFTER_MS)) == [("a0", (Role.PREFILL,))]
 
 
 def test_lending_asks_each_worker_once() -> None:

@@ -8,9 +8,11 @@ from tests.streams.core.router_setups import replicas, split, to_decoding, work_
 def test_backlog_of_idle_router_has_only_step_estimates() -> None:
     on = split()
     idle = on.router.backlogs(on.now_ms)[0]
-    assert idle == Backlog(step_ms=idle.step_ms, sharing_ms=idle.sharing_ms)
+    assert idle == Backlog(model="tiny", step_ms=idle.step_ms, sharing_ms=idle.sharing_ms)
     assert idle.step_ms > 0
-    assert [idle.step_ms, idle.sharing_ms] == on.router.placer.estimates.decode.coefficients[:2]
+    assert [idle.step_ms, idle.sharing_ms] == on.router.placer.estimates_of(
+        "tiny"
+    ).decode.coefficients[:2]
 
 
 def test_backlog_counts_waiting_requests_with_age_and_slack() -> None:

@@ -50,7 +50,9 @@ def test_router_searches_first_and_places_with_passages() -> None:
     on = split()
     (start,) = ask(on, "r1")
     assert isinstance(start, StartRetrieval) and start.request == on.accepted["r1"]
-    assert state_of(on, "r1") is State.RETRIEVING and not len(on.router.tables.admission)
+    assert state_of(on, "r1") is State.RETRIEVING and not len(
+        on.router.tables.queues.of("tiny").admission
+    )
     notice, placed, work = on.retrieved("r1", passage(1), passage(2))
     assert isinstance(notice, NotifyRetrieval) and notice.gateway_partition == 0
     assert [citation.passage_id for citation in notice.retrieved.citations] == ["d1#0", "d2#0"]

@@ -17,7 +17,8 @@ from schemas.records import (
 )
 from schemas.rules.tokens import pack_tokens
 from streams.config import RouterSettings
-from streams.core.fleet.workers import Fleet, Worker
+from streams.core.fleet.workers import Fleet, ModelPools, Worker
+from streams.core.placement.estimates import Estimates
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.requests.live import Placement, RequestCase
@@ -52,6 +53,14 @@ class PlacerFixture:
         self.now_ms = T0
         self._beats = 0
         self._windows: dict[str, tuple[Role, int]] = {}
+
+    @property
+    def estimates(self) -> Estimates:
+        return self.placer.open_estimates("tiny")
+
+    @property
+    def pools(self) -> ModelPools:
+        return self.fleet.of("tiny")
 
     def workers(self, role: Role, *ids: str, window: int = 8, **changes: Any) -> None:
         """Workers of one role join."""

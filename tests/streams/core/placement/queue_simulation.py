@@ -112,7 +112,7 @@ class QueueSimulation:
             what()
 
     def _decodes(self) -> list[str]:
-        return [worker.worker_id for worker in self.scene.fleet.pools[Role.DECODE].workers]
+        return [worker.worker_id for worker in self.scene.pools.pools[Role.DECODE].workers]
 
     def _arrive(
         self, at: float, later: bool, size: int, answer: int, context: int, on: str
@@ -170,7 +170,7 @@ class QueueSimulation:
         self.scene.fleet.release(worker.life, Role.PREFILL, turn.computed)
         assert turn.request_case.note is not None
         took_ms = end - turn.placed_ms
-        self.scene.placer.estimates.observe_prefill(
+        self.scene.estimates.observe_prefill(
             turn.request_case.note, worker.life, turn.computed, took_ms
         )
         turn.ttft_ms, turn.first_ms = end - turn.at_ms, end
@@ -216,7 +216,7 @@ class QueueSimulation:
         local = turn.placed.mode is Mode.LOCAL
         tokens = turn.request_case.prompt_tokens if local else 0
         assert turn.request_case.note is not None
-        self.scene.placer.estimates.observe_answer(
+        self.scene.estimates.observe_answer(
             turn.request_case.note,
             worker,
             computed_tokens=turn.computed,

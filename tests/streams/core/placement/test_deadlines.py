@@ -68,7 +68,7 @@ def test_placer_overrules_policy_to_keep_deadline(
 ) -> None:
     """The prompt would be computed beside an answer, whose stream it delays."""
     scene = pair(policy="conditional", max_local_prefill_tokens=0, max_prefill_queue=0.0)
-    scene.placer.estimates.decode.coefficients = [STEP_MS, 0.0, 0.0, 1.0, 0.0, 0.0]
+    scene.estimates.decode.coefficients = [STEP_MS, 0.0, 0.0, 1.0, 0.0, 0.0]
     holds_answer(scene, "d0", T0 + deadline_ms, max_tokens=200)
     placement = scene.place(case(2_040, session("d0", 2_001)))
     assert placement is not None
@@ -79,9 +79,9 @@ def test_placer_overrules_policy_to_keep_deadline(
 def test_placer_counts_delay_by_waiting_prompts(waiting_tokens: int, worker_id: str) -> None:
     """d0 has an answer that ends in time, unless that many tokens are computed before."""
     scene = pair(decodes=2, policy="static")
-    scene.placer.estimates.decode.coefficients = [STEP_MS, 0.0, 0.02, 1.0, 0.0, 0.0]
+    scene.estimates.decode.coefficients = [STEP_MS, 0.0, 0.02, 1.0, 0.0, 0.0]
     holds_answer(scene, "d0", T0 + round(2.0 * spent_ms(TOKENS)))
-    scene.fleet.occupy(scene.worker("d0"), T0 + waiting_tokens, append_ms_per_token=1.0)
+    scene.pools.occupy(scene.worker("d0"), T0 + waiting_tokens, append_ms_per_token=1.0)
     placement = scene.place(case(2_000, session("d0", 1_000)))
     assert placement is not None and placement.decode is scene.worker(worker_id)
 
@@ -101,14 +101,14 @@ def test_placer_keeps_deadline_of_request_itself() -> None:
 def test_placer_sends_request_where_its_kv_has_room(room_tokens: int) -> None:
     """d1 has fewer requests, but this one would wait there until one of them ends."""
     scene = pair(decodes=2, policy="static")
-    scene.placer.estimates.answer_tokens = 100.0
-    scene.placer.estimates.speeds = scene.placer.estimates._speeds()
+    scene.estimates.answer_tokens = 100.0
+    scene.estimates.speeds = scene.estimates._speeds()
     for _ in range(3):
         scene.fleet.add_request(scene.worker("d0"), 0)
     holds_answer(scene, "d1", T0 + 600_000, prompt_tokens=9_000)
     worker = scene.worker("d1")
     worker.capacity_tokens = room_tokens
-    scene.fleet.pools[Role.DECODE].update(worker)
+    scene.pools.pools[Role.DECODE].update(worker)
     placement = scene.place(case(2_000))
     assert placement is not None
     assert placement.decode is scene.worker("d1" if room_tokens > 11_000 else "d0")

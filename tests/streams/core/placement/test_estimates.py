@@ -17,16 +17,16 @@ from tests.streams.core.placement.queue_simulation import Laws, simulated
 def test_estimates_learn_speeds_from_measured_turns() -> None:
     run = simulated(Laws(noise=0.02), policy="static", local_share=0.5)
     run.run(400, per_s=6.0, later_share=0.6, new_tokens=500, answer=60)
-    speeds = run.scene.placer.estimates.speeds
+    speeds = run.scene.estimates.speeds
     assert speeds.append_ms_per_token == pytest.approx(0.05, rel=0.15)
     assert speeds.prefill_ms_per_token == pytest.approx(0.05, rel=0.25)
     assert speeds.transfer_ms_per_token == pytest.approx(0.01, abs=0.0101)
-    assert run.scene.placer.estimates.answer_share > 0.9
+    assert run.scene.estimates.answer_share > 0.9
 
 
 def test_estimates_pass_pace_of_slow_worker_to_pool() -> None:
     scene = pair(prefills=2, policy="static")
-    estimates = scene.placer.estimates
+    estimates = scene.estimates
     for number in range(40):
         name, took_ms = ("p0", 100.0) if number % 2 else ("p1", 300.0)
         note = estimates.note_remote(scene.worker(name), None, 1_000, 10, scene.now_ms)
@@ -40,7 +40,7 @@ def test_estimates_pass_pace_of_slow_worker_to_pool() -> None:
 def test_estimates_bound_paces_of_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimates, "PACES_MAX", 3)
     scene = pair(policy="static")
-    scene_estimates = scene.placer.estimates
+    scene_estimates = scene.estimates
     for epoch in range(9):
         note = scene_estimates.note_remote(scene.worker("p0"), None, 1_000, 10, scene.now_ms)
         scene_estimates.observe_prefill(note, ("p0", epoch), 1_000, 100.0)
@@ -49,7 +49,7 @@ def test_estimates_bound_paces_of_lives(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_estimates_learn_nothing_from_prefill_of_local_note() -> None:
     scene = pair(policy="static")
-    estimates = scene.placer.estimates
+    estimates = scene.estimates
     note = estimates.note_local(scene.worker("d0"), 1_000, 10, scene.now_ms)
     estimates.observe_prefill(note, ("p0", 1), 1_000, 100.0)
     assert estimates.prefill.samples == 0 and not note.prefill_ms
@@ -57,7 +57,7 @@ def test_estimates_learn_nothing_from_prefill_of_local_note() -> None:
 
 def test_estimates_learn_no_hop_without_prefill_report() -> None:
     scene = pair(policy="static")
-    estimates, decode = scene.placer.estimates, scene.worker("d0")
+    estimates, decode = scene.estimates, scene.worker("d0")
     note = estimates.note_remote(scene.worker("p0"), decode, 1_000, 10, scene.now_ms)
     before_ms = estimates.hop_ms
     estimates.observe_answer(
@@ -70,7 +70,7 @@ def test_estimates_learn_nothing_from_answer_of_other_worker() -> None:
     scene = pair(decodes=2, policy="static", local_share=1.0)
     request_case = case(2_000, session("d0"))
     scene.take(request_case)
-    estimates: Estimates = scene.placer.estimates
+    estimates: Estimates = scene.estimates
     assert request_case.note is not None
     estimates.observe_answer(
         request_case.note,
@@ -117,7 +117,7 @@ def expected(estimates: Estimates, scene: PlacerFixture, **changes: Any) -> Esti
 @pytest.mark.parametrize("tokens", [10, 100])
 def test_estimates_spread_handover_over_answer(tokens: int) -> None:
     random, scene = Random(6), pair(policy="learned")
-    estimates = scene.placer.estimates
+    estimates = scene.estimates
     for _ in range(100):
         answer(estimates, scene, random.choice((10, 30, 100)), 1_000, scene.now_ms)
     for _ in range(500):
@@ -132,7 +132,7 @@ def test_estimates_price_moved_kv_per_token() -> None:
     for w_kv in (0.0, 0.1):
         scene = pair(policy="learned", w_kv=w_kv)
         for moved in (0, 4_000):
-            estimate = expected(scene.placer.estimates, scene, moved_tokens=moved)
+            estimate = expected(scene.estimates, scene, moved_tokens=moved)
             scores[w_kv, moved] = estimate.score
             terms = 0.5 * estimate.gain_ttft - 0.5 * estimate.loss_tpot + estimate.kv_price
             assert terms == pytest.approx(estimate.score)
@@ -145,7 +145,7 @@ def test_estimates_count_delay_of_prompts_behind_on_both_sides() -> None:
     scores = {}
     for busy in ("nobody", "d0", "p0"):
         scene = pair(policy="learned")
-        estimates, worker = scene.placer.estimates, scene.worker("p0" if busy == "p0" else "d0")
+        estimates, worker = scene.estimates, scene.worker("p0" if busy == "p0" else "d0")
         for _ in range(20 if busy != "nobody" else 0):
             if busy == "p0":
                 estimates.note_remote(worker, None, 100, 100, scene.now_ms)
@@ -183,7 +183,7 @@ def test_estimates_match_long_run_cost_of_local_prompt(
     rate = prompts_per_s * tokens / 1_000
     now_ms, few = tpot_ms(rate), 1e-6
     scene = pair(policy="learned")
-    estimates, home = scene.placer.estimates, scene.worker("d0")
+    estimates, home = scene.estimates, scene.worker("d0")
     home.token_rate, home.rates_at_ms = rate, scene.now_ms
     home.others_running = per_ms * answer_tokens * now_ms  # type: ignore[assignment]  # a mean
     estimates.answer_tokens = answer_tokens
@@ -197,7 +197,7 @@ def test_estimates_match_long_run_cost_of_local_prompt(
 def test_estimates_bound_loss_of_batch() -> None:
     """The streams here seem to do nothing but wait for one another."""
     scene = pair(policy="learned")
-    estimates, home = scene.placer.estimates, scene.worker("d0")
+    estimates, home = scene.estimates, scene.worker("d0")
     home.others_running, estimates.answer_tokens = 10, 100.0
     estimates.decode.coefficients = [0.0, 1.0, 0.0, 0.1, 0.0, 0.0]
     assert expected(estimates, scene).loss_tpot == pytest.approx(
@@ -208,7 +208,7 @@ def test_estimates_bound_loss_of_batch() -> None:
 def test_estimates_assume_prefill_speed_for_append_without_samples() -> None:
     """Otherwise no later turn would be local, and append speed would stay unknown."""
     scene = pair(policy="learned")
-    estimates = scene.placer.estimates
+    estimates = scene.estimates
     before = expected(estimates, scene)
     for _ in range(100):
         answer(estimates, scene, 50, 1_000, scene.now_ms)

@@ -47,9 +47,9 @@ def test_placer_prices_moved_kv_wherever_history_is() -> None:
     modes = {}
     for w_kv in (0.0, 50.0):
         scene = pair(decodes=2, policy="learned", samples_min=0, explore_share=0.0, w_kv=w_kv)
-        scene.fleet.occupy(scene.worker("d1"), scene.now_ms + 60_000, 0.1)
+        scene.pools.occupy(scene.worker("d1"), scene.now_ms + 60_000, 0.1)
         for last_session in (None, session("d9"), session("d0", 16)):
-            scene.fleet.occupy(scene.worker("d0"), scene.now_ms + 1_000, 0.1)
+            scene.pools.occupy(scene.worker("d0"), scene.now_ms + 1_000, 0.1)
             placement = scene.take(case(1_000, last_session))
             assert placement.estimate is not None
             assert placement.decode is scene.worker("d0") or placement.mode is Mode.REMOTE
@@ -127,7 +127,7 @@ def test_placer_places_locally_after_prefill_workers_are_lost(
     scene.beat(p0=-1)
     scene.pass_ms(LEASE_MS + 1)  # it is lost
     request_case = case(session=session("d1") if has_session else None)
-    scene.fleet.prefill_absent_ms(scene.now_ms)
+    scene.pools.prefill_absent_ms(scene.now_ms)
     assert (scene.place(request_case) is not None) == at_once
     scene.pass_ms(1_000)
     placement = scene.place(request_case)
@@ -152,7 +152,7 @@ def test_placer_without_prefill_prefers_replica_to_other_decode_worker() -> None
         placement = scene.place(request_case)
         assert placement is not None and placement.decode is scene.worker(worker)
     scene.beat(d0=0, x0=0)
-    scene.fleet.prefill_absent_ms(scene.now_ms)
+    scene.pools.prefill_absent_ms(scene.now_ms)
     scene.pass_ms(5_000)
     assert scene.place(case()) is None
 
@@ -251,7 +251,7 @@ def test_placer_spreads_requests_over_fresh_worker() -> None:
 
 def test_placer_sends_less_to_slow_worker() -> None:
     scene = pair(prefills=2, window=1_000)
-    scene.fleet.set_pace(("p0", 1), Role.PREFILL, 3.0)
+    scene.pools.set_pace(("p0", 1), Role.PREFILL, 3.0)
     placed = [scene.take(case(1_000)) for _ in range(40)]
     slow = sum(p.prefill is scene.worker("p0") for p in placed)
     assert slow == 10
@@ -261,11 +261,11 @@ def test_load_is_requests_per_worker() -> None:
     scene = pair(prefills=1, decodes=3)
     for _ in range(6):
         scene.take(case())
-    assert selection.load(scene.fleet, scene.now_ms) == 1.5
+    assert selection.load(scene.pools, scene.now_ms) == 1.5
     placement = scene.place(case())
     assert placement is not None and placement.load == 1.5
     empty = PlacerFixture()
-    assert selection.load(empty.fleet, empty.now_ms) == 0.0
+    assert selection.load(empty.pools, empty.now_ms) == 0.0
 
 
 def test_candidates_show_current_credits_and_cached_tokens() -> None:
@@ -273,7 +273,7 @@ def test_candidates_show_current_credits_and_cached_tokens() -> None:
     p0, p1 = scene.worker("p0"), scene.worker("p1")
 
     def candidate_rows() -> list[tuple[str, int, int]]:
-        candidates = selection.candidates(scene.fleet, {p1: 7}, (Role.PREFILL,), 4, scene.now_ms)
+        candidates = selection.candidates(scene.pools, {p1: 7}, (Role.PREFILL,), 4, scene.now_ms)
         return [
             (candidate.worker_id, candidate.credits, candidate.cached_tokens)
             for candidate in candidates
@@ -337,7 +337,6 @@ P, D, C = Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration
         ("prefill_first", 320, {}, {}, P),
         ("auto", 0, {"block_size": 32}, {}, P),
         ("auto", 0, {"kv_layout": "y"}, {}, P),
-        ("auto", 0, {"model": "other"}, {}, P),
         ("auto", 0, {"tensor_parallel": 2}, {}, C),
         ("auto", 0, {"engine": "vllm", "tensor_parallel": 2}, {"engine": "vllm"}, P),
     ],
@@ -400,7 +399,7 @@ def test_pool_living_and_open_match_its_workers(
         scene.now_ms += passed_ms
         beat = builders.beat(f"p{number}", seq, {Role.PREFILL: number}, state=state)
         scene.fleet.apply(beat, seq, scene.now_ms)
-        pool = scene.fleet.pools[Role.PREFILL]
+        pool = scene.pools.pools[Role.PREFILL]
         for at_ms in (scene.now_ms, scene.now_ms + 1_700):
             expected = [worker.is_alive(at_ms) for worker in pool.workers]
             assert pool.living(at_ms).tolist() == expected

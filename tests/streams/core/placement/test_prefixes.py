@@ -71,7 +71,7 @@ def test_index_rows_holding_match_depths() -> None:
     joined = [builders.registration(f"w{number:02}", Role.REPLICA) for number in range(21)]
     members = [Member(registration=record, seen_ms=0) for record in joined]
     pool = WorkerPool(
-        Worker(member.member_id, 1, Role.REPLICA, "", 0, member) for member in members
+        Worker(member.member_id, 1, Role.REPLICA, "tiny", "", 0, member) for member in members
     )
     for number in range(20):
         index.apply(events(f"w{number:02}", 0, snapshot=True, stored=PROMPT[: 1 + number % 5 * 6]))

@@ -1,10 +1,11 @@
 """Live requests by their deadlines."""
 
 from schemas.records import OutcomeKind
+from streams.config import RouterSettings
 from streams.core.effects import End
 from streams.core.events import Tick
 from streams.core.requests.live import new_live_request
-from streams.core.tables import LiveRequests
+from streams.core.tables import LiveRequests, ModelQueues
 from tests.streams import builders
 from tests.streams.builders import T0, retrieval
 from tests.streams.core.router_setups import replicas
@@ -21,7 +22,7 @@ def test_request_with_several_passed_deadlines_is_due_once() -> None:
 
 def test_live_requests_forget_deadlines_of_ended_requests() -> None:
     """They are dropped long before they pass, which is an hour later."""
-    table = LiveRequests()
+    table = LiveRequests(ModelQueues(RouterSettings()))
     survivor = new_live_request(builders.request("kept", deadline_ms=T0 + 5_000), 0)
     table.add(survivor)
     for number in range(10_000):

@@ -51,9 +51,9 @@ async def test_gateway_waits_for_broker_or_worker_to_return(trouble: Any) -> Non
     gateway = InProcessGateway(wait_ms=60_000)
     gateway.log.trouble, position, looks = trouble, gateway.log.reply_position, list[None]()
 
-    def looked() -> tuple[int, int]:
+    def looked(model: str = "", adapter: str = "") -> tuple[int, int]:
         looks.append(None)
-        return position()
+        return position(model, adapter)
 
     gateway.log.reply_position = looked  # type: ignore[method-assign]
     async with streamed_call(gateway, chat(stream=True)) as stream:

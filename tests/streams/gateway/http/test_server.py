@@ -58,7 +58,7 @@ async def test_gateway_raises_file_limit_before_serving(
         await app.run_gateway(
             LogSettings(),
             GatewaySettings(port=0, connections_max=77),
-            ModelSettings(path=str(tokenizer_folder())),
+            [ModelSettings(path=str(tokenizer_folder()))],
             gateway_id="gateway-a",
             stop=asyncio.Event(),
         )

@@ -9,6 +9,7 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.fleet import FleetView
 from schemas.records import (
+    CollectionState,
     EmbedCapability,
     Embedded,
     EmbedRequest,
@@ -21,6 +22,7 @@ from schemas.records import (
     RetrievalRequest,
     Role,
     SearchCapability,
+    SearchLoad,
 )
 from schemas.retrieval import pack_vector
 from schemas.settings import LogSettings
@@ -87,11 +89,19 @@ class Pool:
     def is_valid(self) -> bool:
         return self.valid
 
-    def embeds(self, *names: str) -> None:
+    def holds(self, name: str, **embedders: str) -> None:
+        """Have a ready worker tell the embedding models of its collections."""
+        states = [
+            CollectionState(name=n, dim=2, metric="cosine", documents=1, embedder=by)
+            for n, by in embedders.items()
+        ]
+        self.view.members[name].search = SearchLoad(collections=states)
+
+    def embeds(self, *names: str, embedder: str = "hash@1", pool: str = "") -> None:
         """Register ready embedding workers by these names."""
         now_ms = wall_ms()
         for offset, name in enumerate(names):
-            part = EmbedCapability(embedder="hash@1", dim=2, tokens_max=64)
+            part = EmbedCapability(embedder=embedder, dim=2, tokens_max=64, pool=pool)
             joined = Registration(
                 member_id=name, epoch=1, kind=MemberKind.WORKER, roles=(Role.EMBEDDING,),
                 started_ms=0, embedding=part,

@@ -54,7 +54,9 @@ async def gateway(log: LogSettings, name: str, **settings: Any) -> AsyncIterator
     model = ModelSettings(path=str(tokenizer_folder()), name=MODEL, max_model_len=256)
     stop = asyncio.Event()
     with long_leases():
-        task = asyncio.create_task(app.run_gateway(log, limits, model, gateway_id=name, stop=stop))
+        task = asyncio.create_task(
+            app.run_gateway(log, limits, [model], gateway_id=name, stop=stop)
+        )
         running = Running(f"http://127.0.0.1:{limits.port}", stop, task)
         try:
             await until(lambda: answers(running.url))

@@ -265,7 +265,7 @@ async def test_custom_call_and_its_result_continue_the_conversation() -> None:
 
 async def test_reasoning_reaches_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
     gateway, chats = answering(), list[Chat]()
-    tokenizer = gateway.state.served.tokenizer
+    tokenizer = gateway.state.models.default.tokenizer
     encode = tokenizer.encode_chat
 
     async def noted(chat: Chat, **fields: Any) -> Any:

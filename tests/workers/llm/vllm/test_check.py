@@ -29,6 +29,21 @@ def test_gate_accepts_valid_handle_once() -> None:
         handle_gate.use(handle(), PROMPT, now_ms=999)
 
 
+def test_kv_of_another_adapter_is_refused() -> None:
+    marks = {"prefix_mark": prefix_mark(PROMPT, "p", "ada")}
+    assert gate().use(handle(params=marks), PROMPT, now_ms=999, adapter="ada")
+    for adapter in ("", "bob"):
+        with pytest.raises(KvUnavailable, match="expected KV of the prompt's own tokens"):
+            gate().use(handle(params=marks), PROMPT, now_ms=999, adapter=adapter)
+    with pytest.raises(KvUnavailable, match="expected KV of the prompt's own tokens"):
+        gate().use(handle(), PROMPT, now_ms=999, adapter="ada")
+    tokens = [*range(50)]
+    kept_marks = {"prefix_mark": prefix_mark(tokens[:40], "k", "ada")}
+    assert gate().use_kept(kept_handle(tokens, params=kept_marks), tokens, 999, "ada")
+    with pytest.raises(KvUnavailable, match="expected KV of the prompt's own tokens"):
+        gate().use_kept(kept_handle(tokens, params=kept_marks), tokens, 999)
+
+
 def test_check_params_drops_unknown_parameters() -> None:
     assert "_p_side_truncated" not in check_params(handle(params={"_p_side_truncated": True}))
 

@@ -87,6 +87,21 @@ def test_translation_salts_hashes_by_scope() -> None:
         assert not other_cache.block_hashes(), "what is no plain text has no name"
 
 
+def test_translation_salts_hashes_of_adapters_by_scope() -> None:
+    """Each block of an adapter has its name as the first key."""
+    fields: dict[str, Any] = {"lora_id": 1, "lora_name": "ada"}
+    cache, tokens = Cache(), prompt(64)
+    keys = [("ada", "scope"), ("ada",)]
+    cache.tell(stored(tokens[:32], extra_keys=keys, **fields))
+    cache.tell(stored(tokens, first=2, extra_keys=[("ada",), ("ada",)], **fields))
+    assert cache.log.snapshot() == chain(tokens, SIZE, salt_of("scope")).tolist()
+    odd_places = [("ada",), ("ada",)], [("bob", "x"), ("ada",)], None, [("ada", "x"), ("ada", "x")]
+    for odd_keys in odd_places:
+        other_cache = Cache()
+        other_cache.tell(stored(tokens[:32], extra_keys=odd_keys, **fields))
+        assert not other_cache.block_hashes(), odd_keys
+
+
 def test_translation_removes_and_clears_blocks() -> None:
     cache, tokens, other_tokens = Cache(), prompt(64), prompt(64, salt=1)
     cache.tell(stored(tokens), stored(other_tokens))

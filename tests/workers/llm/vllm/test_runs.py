@@ -8,12 +8,15 @@ from workers.llm.engine import Output
 from workers.llm.vllm.runs import ActiveRuns, Mailbox, VllmRun
 
 
-def runs(count: int, *, running_max: int = 4) -> tuple[ActiveRuns, list[VllmRun]]:
-    """Runs that all came at 0 s; 30 s to the first token, 10 s between."""
-    table = ActiveRuns(running_max=running_max, first_token_timeout_s=30, progress_timeout_s=10)
-    new_runs = [
-        VllmRun(job([1]), max_tokens=8, hands_over=False, clock_s=0.0) for _ in range(count)
-    ]
+def runs(
+    count: int, *, running_max: int = 4, adapters: str = ""
+) -> tuple[ActiveRuns, list[VllmRun]]:
+    """Runs that all came at 0 s; 30 s to the first token, 10 s between. A letter is an adapter."""
+    table = ActiveRuns(
+        running_max=running_max, first_token_timeout_s=30, progress_timeout_s=10, adapters_max=1
+    )
+    jobs = [job([1], adapter=name) for name in adapters or [""] * count]
+    new_runs = [VllmRun(job, max_tokens=8, hands_over=False, clock_s=0.0) for job in jobs]
     for run in new_runs:
         table.add(run, 0.0)
     return table, new_runs
@@ -72,6 +75,20 @@ def test_full_engine_does_not_stall_queued_run(running_max: int, kv_usage: float
     for second in range(2, 200):
         table.token_s = float(second)
         assert table.stalled(float(second), reported_s=second, kv_usage=kv_usage) == []
+
+
+def test_run_may_wait_for_other_adapters() -> None:
+    table, (first, similar, waiting) = runs(3, adapters="aab")
+    table.begin(first, 1.0)
+    for second in range(2, 31):
+        table.token_s = float(second)
+        assert table.stalled(float(second), reported_s=second, kv_usage=0.1) == []
+    table.token_s = 31.0
+    stalled = table.stalled(31.0, reported_s=31.0, kv_usage=0.1)
+    assert names(stalled) == [similar.job.request_id], "its adapter is in the batch"
+    table.remove(first, 40.0)
+    assert names(table.stalled(69.9, reported_s=69.9, kv_usage=0.1)) == []
+    assert waiting.clock_s == 40.0
 
 
 def test_run_table_distinguishes_runs_of_same_request() -> None:
