@@ -286,14 +286,13 @@ async def _tokenize(
             add_special_tokens=special,
             tenant=tenant,
         )
-    answer: dict[str, Any] = {
+    texts = map(served.tokenizer.token_text, tokens) if body.return_token_strs else None
+    return {
         "count": len(tokens),
         "max_model_len": served.card.max_model_len,
         "tokens": tokens.tolist(),
+        "token_strs": texts and [*texts],
     }
-    if body.return_token_strs:
-        answer["token_strs"] = [served.tokenizer.token_text(token_id) for token_id in tokens]
-    return answer
 
 
 async def _cancel(
