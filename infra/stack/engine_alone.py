@@ -30,21 +30,21 @@ async def generate_answers(
     prompts: Sequence[tuple[Sequence[int], Sampling]],
     *,
     at_once: int,
-    adapter: str = "",
     on_answer: Callable[[], None] = lambda: None,
+    adapters: Sequence[str] = (),
 ) -> list[LoneAnswer]:
-    """Generate answers to these prompts, `at_once` at a time, with the LoRA adapter if there is
-    one; call `on_answer` after each.
+    """Generate answers to these prompts, `at_once` at a time; call `on_answer` after each.
 
-    Raises EngineFailed if the engine reports an error.
+    `adapters` has the LoRA adapter of each prompt, "" for none; without it, none has one. Raises
+    EngineFailed if the engine reports an error.
     """
     results = [LoneAnswer() for _ in prompts]
-    coming = zip(prompts, results, strict=True)
+    coming = zip(prompts, adapters or [""] * len(prompts), results, strict=True)
     running: dict[str, LoneAnswer] = {}
     while True:
-        for (prompt, sampling), answer in itertools.islice(coming, at_once - len(running)):
+        for request, adapter, answer in itertools.islice(coming, at_once - len(running)):
             running[name := f"alone-{next(_NUMBERS)}"] = answer
-            engine.add(_job(name, prompt, sampling, adapter))
+            engine.add(_job(name, *request, adapter))
         if not running:
             return results
         for output in await engine.outputs():

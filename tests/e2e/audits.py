@@ -97,6 +97,12 @@ async def answer_alone(settings: Settings, requests: Iterable[Request]) -> dict[
 
 
 async def _answer_alone(settings: Settings, requests: Sequence[Request]) -> dict[str, LoneAnswer]:
+    inputs = {request.request_id: _engine_input(request) for request in requests}
+    keys = {
+        request_id: (prompt, repr(sampling), adapter)
+        for request_id, (prompt, sampling, adapter) in inputs.items()
+    }
+    jobs = {keys[request_id]: job for request_id, job in inputs.items()}
     engine = await start_engine(
         "sim",
         {**settings.engines.get("sim", {}), **_QUICK},
@@ -105,25 +111,21 @@ async def _answer_alone(settings: Settings, requests: Sequence[Request]) -> dict
         worker_id="alone",
         worker_epoch=1,
     )
-    answers: dict[str, LoneAnswer] = {}
     try:
-        for adapter in sorted({request.adapter for request in requests}):
-            named = [request for request in requests if request.adapter == adapter]
-            inputs = {request.request_id: _engine_input(request) for request in named}
-            keys = {name: (prompt, repr(sampling)) for name, (prompt, sampling) in inputs.items()}
-            jobs = {keys[name]: job for name, job in inputs.items()}
-            plain = [(unpack_tokens(prompt), sampling) for prompt, sampling in jobs.values()]
-            results = await generate_answers(engine, plain, at_once=RUNNING_MAX, adapter=adapter)
-            by_job = dict(zip(jobs, results, strict=True))
-            answers |= {name: by_job[key] for name, key in keys.items()}
+        plain = [(unpack_tokens(prompt), sampling) for prompt, sampling, _ in jobs.values()]
+        adapters = [adapter for *_, adapter in jobs.values()]
+        answers = await generate_answers(engine, plain, at_once=RUNNING_MAX, adapters=adapters)
+        results = dict(zip(jobs, answers, strict=True))
     finally:
         await engine.close()
-    return answers
+    return {request_id: results[key] for request_id, key in keys.items()}
 
 
-def _engine_input(request: Request) -> tuple[bytes, Sampling]:
-    """Return the prompt and sampling that decide the answer; greedy sampling ignores the seed."""
+def _engine_input(request: Request) -> tuple[bytes, Sampling, str]:
+    """Return what decides the answer: prompt, sampling and adapter; greedy sampling ignores the
+    seed.
+    """
     sampling = request.sampling
     if not sampling.temperature:
         sampling = dataclasses.replace(sampling, seed=0)
-    return request.prompt_tokens, sampling
+    return request.prompt_tokens, sampling, request.adapter

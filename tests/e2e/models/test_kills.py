@@ -82,6 +82,6 @@ async def test_every_call_is_answered_by_the_model_that_it_names(running: Stack)
     assert len({tuple(answer.token_ids) for answer in answers}) == len(answers), "all differ"
     names = {request.adapter or request.model for request in log_audit.requests.values()}
     assert names == set(NAMES)
-    lost = {decision.request_id for decision in log_audit.of_kind("replace")}
-    assert {log_audit.requests[name].model for name in lost} == {FIRST, SECOND}
+    replaced_ids = {decision.request_id for decision in log_audit.of_kind("replace")}
+    assert {log_audit.requests[name].model for name in replaced_ids} == {FIRST, SECOND}
     log_audit.check()

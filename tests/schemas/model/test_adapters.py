@@ -55,9 +55,9 @@ def test_adapter_folders_become_absolute(
 ) -> None:
     make_adapter(tmp_path / "legal", base, 1)
     monkeypatch.chdir(tmp_path)
-    with_folders = resolve_adapters(model(base, law="legal"))
-    assert with_folders.adapters == {"law": str(tmp_path / "legal")}
-    assert resolve_adapters(with_folders) == with_folders
+    resolved_model = resolve_adapters(model(base, law="legal"))
+    assert resolved_model.adapters == {"law": str(tmp_path / "legal")}
+    assert resolve_adapters(resolved_model) == resolved_model
 
 
 def test_largest_rank_of_layers_counts(base: Path, tmp_path: Path) -> None:
