@@ -118,6 +118,14 @@ async def test_models_of_settings_have_adapters_and_own_lengths(tmp_path: Path) 
     assert "other" not in models.resident
 
 
+async def test_model_without_tokenizer_stops_the_start(tmp_path: Path) -> None:
+    """Also one that is not the first, and whose tokenizer would be loaded later."""
+    settings = [ModelSettings(path=str(model_folder(tmp_path / name))) for name in "ab"]
+    (tmp_path / "b" / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"b/tokenizer.json: no such file"):
+        await load_models(settings, 1)
+
+
 async def test_tokenizers_are_loaded_once_and_shared(tmp_path: Path) -> None:
     """Many calls at once load one tokenizer; a model with another template shares what is large."""
     folders = [
