@@ -56,7 +56,8 @@ def facts(story: Story) -> list[str]:
         how = f"{outcome.kind.value} in {took_ms:,} ms, attempt {outcome.attempt}"
     second = datetime.fromtimestamp(request.arrived_ms // 1000, UTC)
     arrived = f"{second:%Y-%m-%d %H:%M:%S}.{request.arrived_ms % 1000:03} UTC"
-    who = [request.endpoint.value, f"class {request.priority.value}"]
+    model = f"{request.adapter} over {request.model}" if request.adapter else request.model
+    who = [f"{request.endpoint.value} of {model}", f"class {request.priority.value}"]
     who += [f"tenant {request.tenant}"] if request.tenant else []
     who += [f"session {request.session_id}", f"turn {request.turn + 1}"]
     what = [f"{token_count(request.prompt_tokens)} prompt tokens"]

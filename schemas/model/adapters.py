@@ -58,6 +58,14 @@ def resolve_adapters(model: ModelSettings) -> ModelSettings:
     return replace(model, adapters=folders)
 
 
+def rank_of(folder: str) -> int:
+    """Return the largest rank of an adapter's layers; 0 if its folder does not tell."""
+    try:
+        return _rank(folder, read_json(Path(folder) / CONFIG_FILE))
+    except (ConfigError, OSError):
+        return 0
+
+
 def loaded_max(model: ModelSettings) -> int:
     """Return how many of the model's adapters an engine keeps loaded, at most."""
     return min(len(model.adapters), _LOADED_FACTOR * model.adapters_max)

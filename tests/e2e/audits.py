@@ -108,8 +108,8 @@ async def _answer_alone(settings: Settings, requests: Sequence[Request]) -> dict
     answers: dict[str, LoneAnswer] = {}
     try:
         for adapter in sorted({request.adapter for request in requests}):
-            named = [request for request in requests if request.adapter == adapter]
-            inputs = {request.request_id: _engine_input(request) for request in named}
+            group = [request for request in requests if request.adapter == adapter]
+            inputs = {request.request_id: _engine_input(request) for request in group}
             keys = {name: (prompt, repr(sampling)) for name, (prompt, sampling) in inputs.items()}
             jobs = {keys[name]: job for name, job in inputs.items()}
             plain = [(unpack_tokens(prompt), sampling) for prompt, sampling in jobs.values()]

@@ -161,7 +161,7 @@ def registration(
         roles=roles,
         leases=[Lease(topic=topic, partition=partition) for topic in topics],
         started_ms=T0,
-        capability=capability(worker_id, block_size=1),
+        capability=capability(worker_id, block_size=1) if roles else None,
     )
     return replace(base, **changes)
 

@@ -15,8 +15,8 @@ from schemas.settings import LogSettings, ModelSettings
 from tests.e2e.audits import answer_alone
 from tests.e2e.harness import Answer, Client, client_of, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
-from workers.models.adapters import make_adapter
 from workers.models.folder import resolve_model
+from workers.models.random_adapters import make_adapter
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
@@ -82,6 +82,6 @@ async def test_every_call_is_answered_by_the_model_that_it_names(running: Stack)
     assert len({tuple(answer.token_ids) for answer in answers}) == len(answers), "all differ"
     names = {request.adapter or request.model for request in log_audit.requests.values()}
     assert names == set(NAMES)
-    lost = {decision.request_id for decision in log_audit.of_kind("replace")}
-    assert {log_audit.requests[name].model for name in lost} == {FIRST, SECOND}
+    replaced_ids = {decision.request_id for decision in log_audit.of_kind("replace")}
+    assert {log_audit.requests[name].model for name in replaced_ids} == {FIRST, SECOND}
     log_audit.check()

@@ -31,9 +31,9 @@ def test_scaler_plans_pools_from_fleet_view() -> None:
         view.apply(registration(role.value, role, partition=number), number, T0)
         view.apply(beat(role.value, 1, {role: 8}, at_ms=T0), 9, T0)
     look = scaler.plan(view, T0)
-    assert look is not None and look.backlogs == [backlog()]
+    assert look is not None and look.backlogs == [backlog(model="tiny")]
     assert [pool.present for pool in look.pools] == [1, 1]
-    assert look.counts == {PREFILL: 2, DECODE: 4}
+    assert look.counts == {PoolKey(Role.PREFILL, "tiny"): 2, PoolKey(Role.DECODE, "tiny"): 4}
 
 
 def test_scaler_shrinks_pool_at_once_at_workers_max() -> None:

@@ -1,6 +1,7 @@
 """What the launcher knows of its processes while the broker is away; nothing is started."""
 
 import asyncio
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,14 @@ from infra.stack import launcher
 from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.launcher import Stack
-from infra.stack.plan import StackPlan
+from infra.stack.plan import StackPlan, process_specs
 from infra.stack.statefile import NO_BROKER, START_FILE, StackFiles
 from schemas.codec import Codec
 from schemas.errors import ConfigError
-from schemas.fleet import LEASE_MS
+from schemas.fleet import LEASE_MS, FleetView
 from schemas.records import Role
 from schemas.settings import ModelSettings
+from streams.log.cancellation import cancel_and_wait
 from tests.streams.builders import T0, beat, registration
 from tests.virtual_time import virtual
 from tests.waits import PATIENCE_S, until
@@ -50,6 +52,37 @@ def test_launcher_distinguishes_broker_outage_from_start(
     assert state_at(later_ms) == NO_BROKER
     fleet.last_record_ms = later_ms  # from others
     assert state_at(later_ms) == "starting"
+
+
+async def test_worker_that_drains_for_another_model_gets_one_signal(tmp_path: Path) -> None:
+    """A second one would end it at once. Its roles of before are not kept for its next process."""
+    models = [ModelSettings(name="a"), ModelSettings(name="b"), ModelSettings(name="c")]
+    stack = Stack(Settings().with_models(models), StackPlan(decode=1), folder=tmp_path)
+    specs = process_specs(
+        stack.plan, folder=tmp_path, config=tmp_path, engine="vllm", gateway_port=0
+    )
+    signals: list[int] = []
+    process: Any = SimpleNamespace(
+        spec=next(spec for spec in specs if spec.name == "decode-0"),
+        pid=7,
+        stopping=False,
+        failed=False,
+        changed=asyncio.Event(),
+        kill=signals.append,
+    )
+    stack.processes["decode-0"] = process
+    moves = [
+        asyncio.create_task(stack.load_model("decode-0", model, role=Role.PREFILL))
+        for model in ("b", "c")
+    ]
+    await until(lambda: process.spec.command[10] == "c")
+    view = FleetView()
+    view.apply(registration("decode-0", Role.DECODE, pid=7), 0, T0)
+    stack._keep_roles(view)
+    assert signals == [signal.SIGTERM]
+    assert process.spec.command[7:11] == ("--role", "prefill", "--model", "c")
+    assert stack.plan.models["decode-0"] == "c"
+    await cancel_and_wait(*moves)
 
 
 def test_draining_gateway_has_no_listener(tmp_path: Path) -> None:

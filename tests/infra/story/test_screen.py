@@ -13,7 +13,10 @@ def test_screen_shows_story_in_one_page() -> None:
     text = render_story(remote(w_ttft=1.0, w_tpot=0.0, tenant="abc", turn=1))
     lines = text.splitlines()
     assert lines[0] == "r1: completed in 100 ms, attempt 1"
-    assert "chat, class standard, tenant abc, session s-r1, turn 2, arrived 1970-01-01" in lines[1]
+    assert (
+        "chat of tiny, class standard, tenant abc, session s-r1, turn 2, arrived 1970-01-01"
+        in lines[1]
+    )
     assert lines[2].endswith("deadline after 60,000 ms, its own weights: ttft 1, tpot 0")
     assert lines[3] == (
         "remote prefill_first: prefill-0 → decode-0, 2.0 MB of KV over NIXL; TTFT 27 ms, "

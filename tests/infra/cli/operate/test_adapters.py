@@ -2,12 +2,16 @@
 
 import io
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from infra.cli.operate.adapters import rows_of, table_of
+from infra.cli.operate.adapters import rows_of, table_of, with_files
 from schemas.fleet import FleetView
+from schemas.model.adapters import CONFIG_FILE
 from schemas.records import Load, Role
+from schemas.settings import ModelSettings
 from tests.infra.cli.trivium_runner import trivium_here
 from tests.streams.builders import T0, beat, capability, registration
 
@@ -33,16 +37,39 @@ def test_rows_say_which_workers_have_each_adapter() -> None:
         {"adapter": "law", "model": "a", "workers": both, "loaded": []},
         {"adapter": "tax", "model": "a", "workers": both, "loaded": both},
     ]
+    assert printed([]) == ["no worker has an adapter; name some in model.adapters of the settings"]
+
+
+def printed(rows: list[dict[str, Any]]) -> list[str]:
     out = io.StringIO()
     Console(file=out, width=120).print(table_of(rows))
-    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
-    assert lines == [
-        "adapter model loaded by can be loaded by",
-        "law a none replica-0, replica-1",
-        "tax a replica-0, replica-1 replica-0, replica-1",
+    return [" ".join(line.split()) for line in out.getvalue().splitlines()]
+
+
+def test_rows_have_folders_and_ranks_of_settings(tmp_path: Path) -> None:
+    """Also those of adapters that no worker has, or whose files are not here."""
+    law, lost_folder = tmp_path / "law", tmp_path / "gone"
+    law.mkdir()
+    (law / CONFIG_FILE).write_text('{"r": 16}')
+    models = [
+        ModelSettings(path="a", adapters={"law": str(law), "gone": str(lost_folder)}),
+        ModelSettings(path="b"),
     ]
-    Console(file=out, width=120).print(table_of([]))
-    assert "no worker has an adapter" in out.getvalue()
+    rows = with_files(rows_of(fleet(), T0), models)
+    summaries = [(row["adapter"], row["rank"], row["folder"], row["workers"]) for row in rows]
+    both = ["replica-0", "replica-1"]
+    assert summaries == [
+        ("gone", 0, str(lost_folder), []),
+        ("law", 16, str(law), both),
+        ("tax", 0, "", both),
+    ]
+    lines = printed([{**row, "folder": "", "requests": 7} for row in rows])
+    assert lines == [
+        "adapter model rank loaded by can be loaded by folder requests",
+        "gone a - none none 7",
+        "law a 16 none replica-0, replica-1 7",
+        "tax a - replica-0, replica-1 replica-0, replica-1 7",
+    ]
 
 
 def test_adapters_command_needs_a_log() -> None:

@@ -146,8 +146,8 @@ async def test_events_of_hit_have_usage_so_far() -> None:
         await client.post("/v1/chat/completions", json=body)
         await until(lambda: bool(gateway.pool.documents))
         hit = await client.post("/v1/chat/completions", json=body)
-    *events, last, done = events_of(hit.text)
-    assert done == "[DONE]" and is_hit(last)
+    *events, last, end_mark = events_of(hit.text)
+    assert end_mark == "[DONE]" and is_hit(last)
     whole = last["usage"]["completion_tokens"]
     assert [event["usage"]["completion_tokens"] for event in events] == [0, whole, whole]
     assert {event["usage"]["prompt_tokens"] for event in [*events, last]} == {

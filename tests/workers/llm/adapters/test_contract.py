@@ -33,10 +33,19 @@ from workers.models.random_adapters import make_adapter
 NAMES = tuple(f"ada-{number}" for number in range(9))  # one more than stay loaded
 BATCH_MAX, LOADED_MAX = 2, 8
 A, B, C = NAMES[:3]
+
+
+async def start_keeping(**fields: Any) -> Any:
+    """An engine that can keep decoded KV, and does so in the test that is about it."""
+    engine: Any = await start_vllm(keep_decoded_kv_ms=60_000, **fields)
+    engine._receiver._keeps = False
+    return engine
+
+
 STARTS: dict[str, Callable[..., Awaitable[Any]]] = {
     "sim": start_sim,
     "sim-nixl": lambda **fields: start_sim(transfer="nixl", **fields),
-    "vllm": start_vllm,
+    "vllm": start_keeping,
     "vllm-push": lambda **fields: start_vllm(kv_transfer="push", **fields),
 }
 _VLLM = [pytest.mark.vllm, pytest.mark.timeout(1_800)]  # two engines start
@@ -155,6 +164,30 @@ def test_kv_of_another_adapter_is_not_used(pair: Pair) -> None:
     assert decoded.outputs[0].kv_missed is not None
     assert decoded.token_ids == pair.answer(prompt_tokens=prompt, adapter=B).token_ids
     pair.producer.abort(first.request_id)
+
+
+@pytest.mark.parametrize("name", [A, B])
+def test_kept_kv_is_read_for_its_own_adapter_only(pair: Pair, name: str) -> None:
+    if not is_real(pair) or pair.consumer._settings.kv_transfer == "push":
+        pytest.skip("these engines keep no KV for the next turn")
+    prompt, engines = make_prompt(300, salt=309), (pair.producer, pair.consumer)
+    for engine in engines:
+        engine._receiver._keeps = True
+    try:
+        fields: Any = {"adapter": A, "cache_scope": f"first {name}", "max_tokens": 20}
+        _, decoded = pair.run(handed_over(*engines, prompt, **fields))
+        assert decoded.last.kv is not None
+        second = [*prompt, *decoded.token_ids, *make_prompt(30, salt=310)]
+        turn = job(second, PREFILL, kv=decoded.last.kv, adapter=name, cache_scope=f"next {name}")
+        prefilled = pair.run(answered(pair.producer, turn))
+        pair.producer.abort(turn.request_id)
+        pair.consumer.abort(decoded.last.request_id)
+    finally:
+        for engine in engines:
+            engine._receiver._keeps = False
+    assert bool(prefilled.outputs[0].kv_bytes) == (name == A)
+    expected = pair.answer(prompt_tokens=second, adapter=name, cache_scope="alone")
+    assert prefilled.token_ids == expected.token_ids[:1]
 
 
 @pytest.mark.parametrize("orchestration", [Orchestration.DECODE_FIRST, Orchestration.CONCURRENT])
