@@ -1,8 +1,6 @@
 """Which model or adapter a name means, and which tokenizers are kept."""
 
 import asyncio
-import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from schemas.errors import ConfigError, UnknownModel
 from schemas.settings import ModelSettings
 from streams.calls.process import load_models
 from streams.calls.request.served import ModelCard, ServedModel, ServedModels
-from tests.streams.gateway.small_tokenizer import tokenizer, tokenizer_folder
+from tests.streams.gateway.small_tokenizer import model_folder, tokenizer
 
 CARD = ModelCard(name="a", model="a", max_model_len=64, created_s=1)
 
@@ -25,19 +23,6 @@ def catalog(*cards: ModelCard) -> ServedModels:
 def adapter(name: str) -> ModelCard:
     """An adapter over model `a`."""
     return replace(CARD, name=name, adapter=name)
-
-
-def model_folder(path: Path, *, template: str = "", token: str = "") -> Path:
-    """A model's folder, with another template or one more token than usual."""
-    shutil.copytree(tokenizer_folder(), path)
-    if template:
-        (path / "chat_template.jinja").write_text(template)
-    if token:
-        content = json.loads((path / "tokenizer.json").read_text())
-        added = {**content["added_tokens"][0], "id": 300, "content": token}
-        content["added_tokens"].append(added)
-        (path / "tokenizer.json").write_text(json.dumps(content))
-    return path
 
 
 @pytest.mark.parametrize(
