@@ -1111,8 +1111,8 @@ class Prompt:
     # a whole call of the OpenAI API as JSON; nothing else is given then but endpoint, deadline_ms,
     # priority and metadata
     body: str | None = None
-    # of body: /v1/chat/completions, /v1/completions, /v1/responses or /v1/embeddings; empty: one of
-    # the first two, by its fields
+    # of body: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages or /v1/embeddings;
+    # empty: one of the first two, by its fields
     endpoint: str = ""
     model: str = ""  # empty: the deployment's; MODEL@COLLECTION looks things up
     session_id: str = ""  # of which conversation it is a turn; empty: of one of its own
