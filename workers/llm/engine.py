@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from schemas.errors import TriviumError
+from schemas.errors import PriorRefused, TriviumError
 from schemas.frozen import frozen
 from schemas.records import (
     Capability,
@@ -110,6 +110,17 @@ class Job:
             finish_reason="stop",
             stop_reason="" if by_model else str(last),
         )
+
+    def refused_prior(self) -> "Output":
+        """Return the job's last output if the form of its answer refuses the prior tokens.
+
+        The router then restarts the answer, because every attempt to continue it would fail too.
+        """
+        error = PriorRefused(
+            f"{self.request_id}: the form of the answer refuses its first {self.prior_tokens} "
+            "tokens, so the answer cannot continue after them"
+        )
+        return Output.failed(self.request_id, error)
 
 
 @frozen

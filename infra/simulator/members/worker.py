@@ -11,8 +11,8 @@ from infra.simulator.members.worker_process import Ports, SimProcess
 from schemas.records import Role, Work
 from schemas.settings import LogSettings
 from workers import credits
-from workers.llm.active_requests import SEEN_MAX, Peers, RequestLimits
-from workers.llm.stream import WorkerIdentity
+from workers.llm.active_requests import SEEN_MAX, RequestLimits
+from workers.llm.stream import Peers, WorkerIdentity
 
 MODEL = "simulated"
 

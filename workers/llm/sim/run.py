@@ -64,6 +64,14 @@ class SimRun(BatchRow):
         return bool(self.script) and self.prior_tokens >= len(self.script)
 
     @property
+    def refuses_prior(self) -> bool:
+        """Return whether its form has another text than that of the prior tokens."""
+        if self.job.sampling.structured is None or not self.prior_tokens:
+            return False
+        prior = self.job.prompt_tokens[-self.prior_tokens :][: len(self.script)]
+        return list(prior) != list(self.script[: len(prior)])
+
+    @property
     def salt(self) -> int:
         """Return the salt of its table: routers know the hashes by the scope alone."""
         return (self.start << 64) + ((salt_of(self.job.cache_scope) - self.start) & MASK)

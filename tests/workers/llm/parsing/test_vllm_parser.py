@@ -80,7 +80,9 @@ class ParsedModel:
             parsing=parsing,
             sampling=sampling,
         )
-        return self.parsers.begin(order, prompt)
+        parser = self.parsers.begin(order, prompt)
+        parser.feed(prior_ids)
+        return parser
 
 
 def parsed(
