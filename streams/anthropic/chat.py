@@ -53,11 +53,17 @@ def chat_body(body: CountTokensBody) -> ChatBody:
     return parse_fields(ChatBody, fields)
 
 
-def limited(intake: CallIntake, tokens_max: int) -> CallIntake:
+def limited(intake: CallIntake, body: MessagesBody) -> CallIntake:
     """Limit the answer to its `max_tokens`, or to the rest of the model's context if that is less:
-    clients ask for as many tokens as the largest models have."""
+    clients ask for as many tokens as the largest models have. Limit its thinking, if the body does
+    and the model's parser can."""
+    budget = body.thinking_tokens_max if intake.card.parsers.bounds_reasoning else None
     samplings = [
-        replace(sampling, max_tokens=min(sampling.max_tokens, tokens_max))
+        replace(
+            sampling,
+            max_tokens=min(sampling.max_tokens, body.max_tokens),
+            thinking_token_budget=sampling.thinking_token_budget if budget is None else budget,
+        )
         for sampling in intake.samplings
     ]
     return replace(intake, samplings=samplings)

@@ -24,7 +24,7 @@ from streams.openai.responses.call import ResponseCall
 from streams.openai.responses.items import REFERENCE, items_of
 
 _OF_STREAMS = ("stream", "stream_options")  # ignored: an answer is one record
-_KEPT = ("store", "background", "previous_response_id")
+_KEPT = ("store", "background", "previous_response_id", "conversation")
 
 Json = dict[str, Any]
 CallBody = ChatBody | CompletionBody | EmbeddingsBody

@@ -192,7 +192,7 @@ class Submitter:
                 else:
                     intake = await take_in_body(question.body, models, calls.settings, owner)
                 if question.message is not None:
-                    intake = limited(intake, question.message.max_tokens)
+                    intake = limited(intake, question.message)
                 break
             except TooManyRequests:  # the process is checking others; this does not count as a try
                 if wall_ms() >= until_ms:

@@ -251,11 +251,12 @@ class ActiveRequests:
         if fault and not stream.prefill and work.kv and work.kv.worker_id != identity.worker_id:
             error = KvUnavailable(f"{stream.job_id}: {fault}").to_wire()
             self._report(kv_missed_phase(stream, error, now_ms), stream.headers)
+        parser = stream.parser
         return Job(
             request_id=stream.job_id,
             phase=work.phase,
             prompt_tokens=prompt_tokens,
-            sampling=work.sampling if stream.parser is None else stream.parser.sampling,
+            sampling=work.sampling if parser is None else parser.sampling,
             deadline_ms=work.deadline_ms,
             kv=kv,
             orchestration=work.orchestration,
@@ -264,7 +265,8 @@ class ActiveRequests:
             prior_tokens=work.prior_tokens,
             prior_chars=work.prior_chars,
             template_kwargs="" if work.parsing is None else work.parsing.template_kwargs,
-            binds_reasoning=stream.parser is not None and stream.parser.binds_reasoning,
+            binds_reasoning=parser is not None and parser.binds_reasoning,
+            thinking_end="" if parser is None else parser.thinking_end,
             cache_scope=work.cache_scope,
             adapter=work.adapter,
         )

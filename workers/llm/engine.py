@@ -70,6 +70,7 @@ class Job:
     prior_chars: int = 0
     template_kwargs: str = ""  # variables of the chat template, as a JSON object, or none
     binds_reasoning: bool = False  # the form binds from the first token on, not after reasoning
+    thinking_end: str = ""  # the text that ends reasoning; empty: the model has none
     cache_scope: str = ""  # cached blocks are shared only with jobs of the same scope
     adapter: str = ""  # the LoRA adapter over the model, by name; "": the model alone
 

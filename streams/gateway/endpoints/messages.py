@@ -70,7 +70,7 @@ def _begin(gateway: Gateway, exchange: HttpExchange) -> None:
 async def _inquiry(gateway: Gateway, exchange: HttpExchange, body: MessagesBody) -> Inquiry:
     headers, settings = exchange.headers, gateway.settings
     intake = await take_in_body(chat_body(body), gateway.models, settings, exchange.tenant)
-    intake = limited(intake, body.max_tokens)
+    intake = limited(intake, body)
     conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     return Inquiry(

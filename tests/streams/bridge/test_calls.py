@@ -63,6 +63,8 @@ def test_response_call_becomes_chat_with_instructions() -> None:
         ({**INPUT, "store": True}, RESPONSES, NOT_KEPT),
         ({**INPUT, "background": True}, RESPONSES, "background: not served for prompts"),
         ({**INPUT, "previous_response_id": "r"}, RESPONSES, "previous_response_id: not served"),
+        ({**INPUT, "conversation": "conv_1"}, RESPONSES, "conversation: not served"),
+        ({**INPUT, "conversation": {}}, RESPONSES, "conversation: expected the id"),
         ({**INPUT, "colour": "red"}, RESPONSES, "colour: unknown field"),
         ({**INPUT, "input": []}, RESPONSES, "input: expected a message, found none"),
         ({**INPUT, "input": [-1]}, EMBEDDINGS, "input.0: expected texts, or token ids"),

@@ -40,6 +40,10 @@ class AnswerParser(Protocol):
     def binds_reasoning(self) -> bool:
         """Return whether the form binds the reasoning too, and not only what follows it."""
 
+    @property
+    def thinking_end(self) -> str:
+        """Return the text that ends reasoning; empty if the model or its parser has none."""
+
     def feed(self, token_ids: Sequence[int]) -> list[AnswerDelta]:
         """Take the next tokens; return their deltas. Raises InvalidAnswer if parsing fails."""
 

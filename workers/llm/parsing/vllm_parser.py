@@ -173,6 +173,12 @@ class TokenParser:
         """Return whether the form binds the reasoning too, and not only what follows it."""
         return self._request.resolve_reasoning_ended(None, self._prompt) is True
 
+    @property
+    def thinking_end(self) -> str:
+        """Return the text that ends reasoning; empty if the model or its parser has none."""
+        reasoning_parser = self._parser.reasoning_parser
+        return (reasoning_parser and reasoning_parser.reasoning_end_str) or ""
+
     def feed(self, token_ids: Sequence[int]) -> list[AnswerDelta]:
         """Take the next tokens; return their deltas."""
         deltas: list[AnswerDelta] = []

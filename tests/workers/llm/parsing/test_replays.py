@@ -34,7 +34,7 @@ REFUSED = 999
 class CountingParser:
     """Writes after each token how many it has taken; it cannot read one token."""
 
-    sampling, binds_reasoning = Sampling(max_tokens=99_999), False
+    sampling, binds_reasoning, thinking_end = Sampling(max_tokens=99_999), False, ""
 
     def __init__(self, fed: list[int], turns: list[int]) -> None:
         self.tokens: list[int] = []
