@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anthropic.types import Message
 
 from schemas.settings import LogSettings
 from streams.bridge.config import BridgeSettings, TopicPair
 from streams.log.admin import create_extra_topics
+from streams.openai.batches.lines import MESSAGES
 from tests.e2e.bridge.test_batches import (
     call,
     client,
@@ -107,6 +109,7 @@ async def test_tool_loops_over_topics_and_in_batches(
             assert arguments_in(pieces.read.values[place]) == [
                 tool_call["function"]["arguments"] for tool_call in answer["tool_calls"] or ()
             ]
+        await check_batch_of_messages(running)
         await check_batch(running)
 
 
@@ -162,3 +165,35 @@ async def check_batch(running: Any) -> None:
         paths[answer["custom_id"]] = json.loads(tool_call["function"]["arguments"])["path"]
         assert choice["finish_reason"] == "tool_calls"
     assert paths == {f"c{number}": f"line-{number}" for number in range(LINES)}
+
+
+async def check_batch_of_messages(running: Any) -> None:
+    """Check that lines in Anthropic's form are answered in it, and that a refused one says why."""
+    lines = [
+        call(
+            number,
+            url=MESSAGES,
+            model=running.settings.model.served_name,
+            messages=[question_for(calling(f"line-{number}"))],
+            tools=[{"name": "read", "input_schema": {"type": "object"}}],
+            thinking={"type": "enabled", "budget_tokens": 64},
+            max_tokens=400,
+        )
+        for number in range(3)
+    ]
+    lines.append(call(3, url=MESSAGES, model=running.settings.model.served_name, n=2))
+    async with client(running, 0) as ai:
+        batch = await create_batch(ai, lines, MESSAGES)
+        ended = await wait_for_batch(ai, batch.id)
+        answers = await results(ai, ended.output_file_id)
+        (refused,) = await results(ai, ended.error_file_id)
+    inputs = {}
+    for answer in answers:
+        message = Message.model_validate(answer["response"]["body"])
+        (tool_use,) = [block for block in message.content if block.type == "tool_use"]
+        assert (message.content[0].type, message.stop_reason) == ("thinking", "tool_use")
+        inputs[answer["custom_id"]] = tool_use.input
+    assert inputs == {f"c{number}": {"path": f"line-{number}"} for number in range(3)}
+    response = refused["response"]
+    assert (response["status_code"], response["body"]["type"]) == (400, "error")
+    assert response["body"]["error"]["message"].startswith("n: ")

@@ -20,11 +20,11 @@ CHAT: Any = ENDPOINTS[0]
 Kafka = Callable[..., Awaitable[LogSettings]]
 
 
-def call(number: int, **fields: Any) -> bytes:
+def call(number: int, *, url: str = CHAT, **fields: Any) -> bytes:
     """A line."""
     messages = [{"role": "user", "content": f"Question {number}"}]
     body = {"model": "sim", "messages": messages, "max_tokens": 4, **fields}
-    line = {"custom_id": f"c{number}", "method": "POST", "url": CHAT, "body": body}
+    line = {"custom_id": f"c{number}", "method": "POST", "url": url, "body": body}
     return json.dumps(line).encode()
 
 
@@ -35,10 +35,12 @@ def client(running: Stack, number: int) -> openai.AsyncOpenAI:
     )
 
 
-async def create_batch(ai: openai.AsyncOpenAI, lines: list[bytes]) -> Any:
+async def create_batch(ai: openai.AsyncOpenAI, lines: list[bytes], endpoint: Any = CHAT) -> Any:
     data = b"\n".join(lines)
     file = await ai.files.create(file=("calls.jsonl", data), purpose="batch")
-    return await ai.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    return await ai.batches.create(
+        input_file_id=file.id, endpoint=endpoint, completion_window="24h"
+    )
 
 
 async def results(ai: openai.AsyncOpenAI, file_id: str | None) -> list[Any]:
