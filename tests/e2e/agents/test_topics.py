@@ -184,9 +184,9 @@ async def check_batch_of_messages(running: Any) -> None:
     lines.append(call(3, url=MESSAGES, model=running.settings.model.served_name, n=2))
     async with client(running, 0) as ai:
         batch = await create_batch(ai, lines, MESSAGES)
-        ended = await wait_for_batch(ai, batch.id)
-        answers = await results(ai, ended.output_file_id)
-        (refused,) = await results(ai, ended.error_file_id)
+        finished_batch = await wait_for_batch(ai, batch.id)
+        answers = await results(ai, finished_batch.output_file_id)
+        (refused,) = await results(ai, finished_batch.error_file_id)
     inputs = {}
     for answer in answers:
         message = Message.model_validate(answer["response"]["body"])
