@@ -134,9 +134,11 @@ class PromptParser:
             names = " and ".join(questions) or "none"
             raise InvalidRequest(f"expected one of {', '.join(_QUESTIONS)}, found {names}")
         body = _own_body(fields) if "body" in fields else self._body(fields)
-        body.setdefault("model", self._pair.model or self._default)
+        is_embedding = fields.get("endpoint") == EMBEDDINGS
+        if not is_embedding:  # of another kind of model
+            body.setdefault("model", self._pair.model or self._default)
         priority = self._capped(_priority(fields, body) or Priority(self._pair.priority))
-        if fields.get("endpoint") != EMBEDDINGS:
+        if not is_embedding:
             body.pop("priority", None)  # the question has the capped priority
         call = check_call(body, fields.get("endpoint", ""))
         if isinstance(call.body, ChatBody) and "body" not in fields:

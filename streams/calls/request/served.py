@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from schemas.errors import ConfigError, UnknownModel
 from schemas.model.parsers import NO_PARSERS, ParserNames
-from streams.calls.request.tokenizer import Encoder, Tokenizer
+from streams.calls.request.tokenizer import TOKENIZER_FILE, Encoder, Tokenizer
 
 ALIAS: Final = "@"  # between a model and the collection that its chats search
 NAME_CHARS_MAX: Final = 256
@@ -169,9 +169,11 @@ class ServedModels:
 
 
 def encoding_of(folder: Path) -> str:
-    """Return the digest of a model's tokenizer.json; empty if there is none."""
-    file = folder / "tokenizer.json"
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+    """Return the digest of a model's tokenizer.json; raises ConfigError if there is none."""
+    file = folder / TOKENIZER_FILE
+    if not file.exists():
+        raise ConfigError(f"{file}: no such file; the gateway needs a fast tokenizer of each model")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _check_names(names: list[str]) -> None:

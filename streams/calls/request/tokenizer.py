@@ -34,6 +34,7 @@ from schemas.rules.tokens import pack_ranges
 from streams.calls.request.chat import Chat, ChatMarks, ChatTemplate
 from streams.calls.request.check_process import CHECK_MS, CHECK_PROCESS
 
+TOKENIZER_FILE: Final = "tokenizer.json"
 INLINE_CHARS_MAX: Final = 8_192  # half a millisecond; longer texts are tokenised in a thread
 _MARK = f"\ufdd1{secrets.randbits(64)}\ufdd1"  # unguessable, so no message contains them
 _OPEN = f"\ufdd2{secrets.randbits(64)}\ufdd2"
@@ -161,7 +162,7 @@ class Tokenizer:
         encoder: Encoder | None = None,
     ) -> None:
         """Load a model's tokenizer; `encoder` is one of the same tokenizer.json, to be shared."""
-        file = folder / "tokenizer.json"
+        file = folder / TOKENIZER_FILE
         if not file.exists():
             raise ConfigError(
                 f"{file}: no such file; the gateway needs a fast tokenizer (tokenizer.json)"

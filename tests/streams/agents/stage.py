@@ -86,7 +86,7 @@ async def worker(on: Stage, worker_id: str, role: Role, credits: int) -> AsyncIt
         return [Grant(router_id=r.member_id, role=role, credits=credits) for r in routers]
 
     member.grant_source = grants
-    await member.join()
+    await member.join(builders.capability(worker_id))
     member.set_state(MemberState.READY)
     task = asyncio.create_task(member.run())
     try:

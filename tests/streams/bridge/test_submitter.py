@@ -369,7 +369,10 @@ async def test_submitter_repeats_prompt_in_body_of_completion() -> None:
 async def test_submitter_answers_embedding_call_from_pool() -> None:
     """No router gets a request."""
     bridge = AskingBridge()
-    call = {"body": {"input": ["a", "bb"], "model": "letters"}, "endpoint": "/v1/embeddings"}
+    call: dict[str, Any] = {"body": {"input": ["a", "bb"]}, "endpoint": "/v1/embeddings"}
+    answer = answer_of(await bridge.settle(record(call)))
+    assert (answer.model, answer.error_code) == ("letters@1", None), "the first embedding model"
+    call["body"]["model"] = "letters"
     answer = answer_of(await bridge.settle(record({**call, "metadata": {"row": 3}})))
     response = CreateEmbeddingResponse.model_validate_json(answer.body or "")
     assert [np.argmax(embedding.embedding) for embedding in response.data] == [0, 1]

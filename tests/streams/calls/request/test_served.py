@@ -1,8 +1,6 @@
 """Which model or adapter a name means, and which tokenizers are kept."""
 
 import asyncio
-import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from schemas.errors import ConfigError, UnknownModel
 from schemas.settings import ModelSettings
 from streams.calls.process import load_models
 from streams.calls.request.served import ModelCard, ServedModel, ServedModels
-from tests.streams.gateway.small_tokenizer import tokenizer, tokenizer_folder
+from tests.streams.gateway.small_tokenizer import model_folder, tokenizer
 
 CARD = ModelCard(name="a", model="a", max_model_len=64, created_s=1)
 
@@ -25,19 +23,6 @@ def catalog(*cards: ModelCard) -> ServedModels:
 def adapter(name: str) -> ModelCard:
     """An adapter over model `a`."""
     return replace(CARD, name=name, adapter=name)
-
-
-def model_folder(path: Path, *, template: str = "", token: str = "") -> Path:
-    """A model's folder, with another template or one more token than usual."""
-    shutil.copytree(tokenizer_folder(), path)
-    if template:
-        (path / "chat_template.jinja").write_text(template)
-    if token:
-        content = json.loads((path / "tokenizer.json").read_text())
-        added = {**content["added_tokens"][0], "id": 300, "content": token}
-        content["added_tokens"].append(added)
-        (path / "tokenizer.json").write_text(json.dumps(content))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -116,6 +101,14 @@ async def test_models_of_settings_have_adapters_and_own_lengths(tmp_path: Path) 
     assert models.max_model_len("gone") == 64
     assert models.resident["x"].tokenizer is models.default.tokenizer
     assert "other" not in models.resident
+
+
+async def test_model_without_tokenizer_stops_the_start(tmp_path: Path) -> None:
+    """Also one that is not the first, and whose tokenizer would be loaded later."""
+    settings = [ModelSettings(path=str(model_folder(tmp_path / name))) for name in "ab"]
+    (tmp_path / "b" / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"b/tokenizer.json: no such file"):
+        await load_models(settings, 1)
 
 
 async def test_tokenizers_are_loaded_once_and_shared(tmp_path: Path) -> None:

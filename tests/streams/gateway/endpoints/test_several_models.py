@@ -1,6 +1,7 @@
 """A gateway of several models and adapters: what each call is sent as, and how it is answered."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -10,9 +11,10 @@ from tests.streams.gateway.answering import answering
 from tests.streams.gateway.endpoints.several_models import LAW, NAMES, SMALL, gateway_of_three
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import MODEL, chat, completion, events_of, message, text_of
+from tests.streams.gateway.small_tokenizer import model_folder
 from tests.streams.gateway.streamed_call import TEXTS, WITH_IDS, whole_stream
 
-CHATS = "/v1/chat/completions"
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.mark.parametrize("name", [*NAMES, None])
@@ -181,3 +183,23 @@ async def test_next_response_may_name_another_model() -> None:
     models = [orjson.loads(record.options)["model"] for record in gateway.log.responses.records]
     assert models == [LAW.name, "small"]
     assert [request.model for request in gateway.log.requests] == [MODEL, "small"]
+
+
+async def test_prompts_have_tokens_of_named_model(tmp_path: Path) -> None:
+    """Also where another process encodes a long text; many calls at once load one tokenizer."""
+    folder = model_folder(tmp_path / "small", template="{{ messages[0].content }}", token="<|new|>")
+    gateway = InProcessGateway(other_cards=[replace(SMALL, folder=folder, encoding="small")])
+    gateway.answer_with("yes")
+    for name in (MODEL, *["small"] * 3):
+        status, answer = await call(gateway, {**completion("<|new|>"), "model": name}, COMPLETIONS)
+        assert status == 200, answer
+    counts = [len(request.prompt_tokens) // 4 for request in gateway.log.requests]
+    assert counts[0] > 1 and counts[1:] == [1, 1, 1]
+    served = await gateway.state.models.model_named("small")
+    served.tokenizer.encoder.thread_chars_max = 1
+    for path, body in ((COMPLETIONS, completion("<|new|>")), (CHATS, chat("a <|new|>"))):
+        assert (await call(gateway, {**body, "model": "small"}, path))[0] == 200
+    whole, of_chat = gateway.log.requests[-2:]
+    assert len(whole.prompt_tokens) == 4
+    tokens = await call(gateway, {"prompt": "a <|new|>", "model": "small"}, "/tokenize")
+    assert len(of_chat.prompt_tokens) // 4 > tokens[1]["count"], "a message's text is no token"
