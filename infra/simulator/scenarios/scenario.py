@@ -131,8 +131,10 @@ def draw_scenario(seed: int, *, several_models: bool = True) -> Scenario:
 
 
 def _has_models(seed: int, shape: str, phase: str) -> bool:
-    """Return whether a seed has two models: each can answer, and the first enters the phase."""
+    """Return whether a seed has two models: each can answer, and the first enters the phase.
+    Seeds of phases to which only another fault leads keep all their workers for one model."""
     can = shape != "1P1D" and not (shape == "2B" and phase in _AS_PAIR)
+    can = can and phase not in _LEADS_TO
     return can and bool(models_draw(seed).random() < MODELS_SHARE)
 
 
