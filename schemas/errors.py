@@ -31,6 +31,7 @@ TriviumError
 │   ├── EngineDead             503 engine_dead
 │   ├── NoProgress             504 no_progress
 │   ├── AttemptsDiffer         502 attempts_differ
+│   ├── PriorRefused           502 prior_refused
 │   └── InvalidAnswer          502 invalid_answer
 └── SystemFault            ours, or our surroundings'
     ├── BrokerUnavailable      503 broker_unavailable
@@ -282,6 +283,12 @@ class AttemptsDiffer(WorkerError):
     """A later attempt, or decode after prefill, generated other tokens than were delivered."""
 
     code = "attempts_differ"
+
+
+class PriorRefused(WorkerError):
+    """The form of an answer refuses the tokens that earlier attempts have generated."""
+
+    code = "prior_refused"
 
 
 class InvalidAnswer(WorkerError):

@@ -1002,6 +1002,19 @@ class Parsing:
 
 
 @frozen
+class PendingTurn:
+    """A response whose items are added to a conversation when it has ended with an answer."""
+
+    conversation_id: str  # conv_...
+    tenant: str = ""  # whose it is; nobody else sees it
+    turn_id: str  # the one request that answers it
+    created_ms: int  # wall time, later than the turns that the call saw
+    deadline_ms: int  # wall time after which the answer is worthless
+    partition: int  # of the call's record on responses
+    offset: int  # of that record
+
+
+@frozen
 class Phase:
     """A finished step of a request on a worker."""
 
@@ -1111,8 +1124,8 @@ class Prompt:
     # a whole call of the OpenAI API as JSON; nothing else is given then but endpoint, deadline_ms,
     # priority and metadata
     body: str | None = None
-    # of body: /v1/chat/completions, /v1/completions, /v1/responses or /v1/embeddings; empty: one of
-    # the first two, by its fields
+    # of body: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages or /v1/embeddings;
+    # empty: one of the first two, by its fields
     endpoint: str = ""
     model: str = ""  # empty: the deployment's; MODEL@COLLECTION looks things up
     session_id: str = ""  # of which conversation it is a turn; empty: of one of its own
@@ -1199,6 +1212,8 @@ class Sampling:
     bad_words: Sequence[str] = ()  # words that must not be generated
     structured: Structured | None = None  # form of the answer
     allowed_token_ids: Sequence[int] = ()  # the only tokens that may be generated; empty: all
+    # most tokens of reasoning, after which its end is generated; null: no bound of its own
+    thinking_token_budget: int | None = None
 
 
 @frozen
@@ -1384,6 +1399,16 @@ class StoreUsed:
 
 
 @frozen
+class StoredConversation:
+    """A conversation that a caller keeps; its items have their own records."""
+
+    conversation_id: str  # conv_...
+    tenant: str = ""  # whose it is; nobody else sees it
+    metadata: str = ""  # a JSON object of texts, empty for none
+    created_ms: int  # wall time
+
+
+@frozen
 class StoredFile:
     """A file that a caller has uploaded; its bytes are parts on files."""
 
@@ -1397,6 +1422,19 @@ class StoredFile:
     state: str  # uploading, stored, or deleted: its parts are going
     partition: int = 0  # of files, where all its parts are
     parts: Sequence[int] = ()  # offsets of its parts, in order; while it is uploaded as many zeros
+
+
+@frozen
+class StoredItem:
+    """An item of a conversation: a message, a tool call, its result, or reasoning."""
+
+    conversation_id: str  # conv_...
+    tenant: str = ""  # whose it is; nobody else sees it
+    turn_id: str  # what it was added with: the request of a response, or a call that adds items
+    number: int  # among the items of its turn, from 0
+    item_id: str  # its name for callers
+    created_ms: int  # of its turn, by which turns are ordered
+    item: str  # JSON, as callers see it
 
 
 @frozen

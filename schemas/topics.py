@@ -252,6 +252,7 @@ TOPICS: dict[str, Topic] = {
                 *("StoredFile", "VectorStore", "StoreUsed"),
                 *("StoreFile", "StoreFileResult", "FileBatch"),
                 *("Batch", "BatchProgress"),
+                *("StoredConversation", "StoredItem", "PendingTurn"),
             ),
             key="object",
             group="single",
@@ -259,7 +260,8 @@ TOPICS: dict[str, Topic] = {
             read_by=("gateway",),
             cleanup="compact",
             config=_SOON,
-            doc="The callers' files, vector stores and batches; every gateway reads all of it.",
+            doc="The callers' files, vector stores, batches and conversations; every gateway reads "
+            "all of it.",
         ),
         Topic(
             name="files",

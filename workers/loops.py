@@ -69,6 +69,8 @@ class Loops:
         self._pacing = Pacing(frames, INTERVALS)
         self._alarm: asyncio.TimerHandle | None = None  # for frames that wait for the interval
         self._acknowledged = asyncio.Event()
+        self._replaying = asyncio.Event()
+        requests.on_replay = self._replaying.set
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def read(self, reader: AssignedReader) -> None:
@@ -113,6 +115,16 @@ class Loops:
             self._requests.step(self._probing.step(outputs, now_ms), now_ms)
             if len(self._probing):
                 self._watch_deadlines()
+            await self.flush()
+
+    async def catch_up(self) -> None:
+        """Have parsers take the tokens of earlier attempts; other tasks run after each part."""
+        while True:
+            await self._replaying.wait()
+            self._replaying.clear()
+            while self._requests.catch_up(wall_ms()):
+                await self.flush()
+                await asyncio.sleep(0)
             await self.flush()
 
     def take_result(self, result: Retrieved, seeds: Sequence[str]) -> None:

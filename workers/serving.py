@@ -179,6 +179,7 @@ class Serving:
         self._tasks.spawn("roles", self._orders.run())
         self._tasks.spawn("probes", self._prober.run())
         self._tasks.spawn("step", self._loops.step())
+        self._tasks.spawn("catch up", self._loops.catch_up())
         self._tasks.spawn("expire", self._loops.expire())
         self._tasks.spawn("watch", self._loops.watch())
         self._tasks.spawn("send", self._loops.send_waiting())

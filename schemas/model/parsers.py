@@ -32,6 +32,12 @@ REASONING_PARSERS = frozenset(
     "mistral muse_glimmer nemotron_v3 olmo3 openai_gptoss plamo3 poolside_v1 qwen3 seed_oss step3 "
     "step3p5".split()
 )
+# Reasoning parsers that say between which texts reasoning stands, so that vLLM can bound it.
+_BOUNDED = frozenset(
+    "deepseek_r1 deepseek_v4 deepseek_v41 ernie45 gemma4 glm45 glm47 granite_thinking_parser "
+    "holo2 hy_v3 hy_v4 k2_horizon kimi_k2 kimi_k3 ling3 mimo minicpmv minimax_m2 minimax_m3 "
+    "mistral nemotron_v3 plamo3 qwen3 seed_oss step3 step3p5".split()
+)
 _THINK = ("<think>", "</think>")
 # Tokens without which a parser cannot be made, by name; a guess must not stop a worker's start.
 _TOOL_TOKENS: Mapping[str, Collection[str]] = {
@@ -62,6 +68,11 @@ class ParserNames:
 
     tool: str = NONE
     reasoning: str = NONE
+
+    @property
+    def bounds_reasoning(self) -> bool:
+        """Return whether an engine can end the reasoning of the model after a number of tokens."""
+        return self.reasoning in _BOUNDED
 
 
 def guess(template: str, config: Mapping[str, Any]) -> ParserNames:

@@ -105,6 +105,11 @@ class MessagesBody(CountTokensBody):
     metadata: CallMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
+    @property
+    def thinking_tokens_max(self) -> int | None:
+        """Return the most tokens of thinking, or None for no bound of its own."""
+        return None if self.thinking is None else self.thinking.budget_tokens
+
 
 def refuse_fields(body: CountTokensBody) -> None:
     """Raise InvalidRequest for the first field that would have to change the answer."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from schemas.errors import InvalidRequest
@@ -15,7 +16,7 @@ from streams.anthropic.body import (
 from streams.anthropic.turns import chat_messages
 from streams.calls.errors import shorten
 from streams.calls.request.body import ChatBody, strings
-from streams.calls.request.intake import STOP_CHARS_MAX, STOPS_MAX
+from streams.calls.request.intake import STOP_CHARS_MAX, STOPS_MAX, CallIntake
 from streams.calls.request.responses_body import parse_fields
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
@@ -50,6 +51,22 @@ def chat_body(body: CountTokensBody) -> ChatBody:
             "user": body.metadata and body.metadata.user_id,
         }
     return parse_fields(ChatBody, fields)
+
+
+def limited(intake: CallIntake, body: MessagesBody) -> CallIntake:
+    """Limit the answer to its `max_tokens`, or to the rest of the model's context if that is less:
+    clients ask for as many tokens as the largest models have. Limit its thinking, if the body does
+    and the model's parser can."""
+    budget = body.thinking_tokens_max if intake.card.parsers.bounds_reasoning else None
+    samplings = [
+        replace(
+            sampling,
+            max_tokens=min(sampling.max_tokens, body.max_tokens),
+            thinking_token_budget=sampling.thinking_token_budget if budget is None else budget,
+        )
+        for sampling in intake.samplings
+    ]
+    return replace(intake, samplings=samplings)
 
 
 def _continuation(body: CountTokensBody) -> dict[str, bool]:

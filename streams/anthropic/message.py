@@ -3,12 +3,12 @@
 Pure. All of it follows from the call's stream, so that all gateways report the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
 
-from schemas.records import DeltaKind, StreamEnd
+from schemas.records import AnswerDelta, DeltaKind, StreamEnd
 from streams.anthropic.content import AnswerContent, AnswerPiece, BlockKind, Json
 from streams.calls.ids import MESSAGE_PREFIX
 from streams.calls.stream import answers
@@ -30,7 +30,11 @@ def message_id(key: StreamKey) -> str:
 def new_pieces(stream: CallStream) -> Iterator[AnswerPiece]:
     """Yield what is new since the last call, in the order of the log."""
     deltas, stream.deltas = stream.deltas, []
-    if text := stream.drain():
+    yield from _pieces(stream.drain(), deltas)
+
+
+def _pieces(text: str, deltas: Sequence[AnswerDelta]) -> Iterator[AnswerPiece]:
+    if text:
         yield AnswerPiece(BlockKind.TEXT, text)
     for delta in deltas:
         yield AnswerPiece(_KINDS[delta.kind], delta.text, delta.call_id, delta.name, delta.index)
@@ -93,7 +97,7 @@ def whole_message(call: Call, tokens_max: int) -> tuple[bytes, AnswerContent]:
     end = stream.end
     assert end is not None
     content = AnswerContent(call.key.parent_id)
-    blocks = content.whole(new_pieces(stream))
+    blocks = content.whole(_pieces("".join(stream.texts), stream.deltas))
     message = message_of(
         call.key,
         blocks,

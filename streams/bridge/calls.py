@@ -1,6 +1,7 @@
-"""Checks a call of the OpenAI API in a prompt, as over HTTP.
+"""Checks a call of the API in a prompt, as over HTTP.
 
-A call of /v1/responses becomes the chat that answers it; its answer is a response. Fields that
+A call of /v1/responses or /v1/messages becomes the chat that answers it; its answer is a response
+or a message. Fields that
 store a response or continue a stored one are refused, because gateways do not keep these responses.
 """
 
@@ -10,6 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from schemas.errors import InvalidRequest
+from streams.anthropic.body import MessagesBody
+from streams.anthropic.body import refuse_fields as refuse_message_fields
+from streams.anthropic.chat import chat_body
 from streams.calls.embedding import EmbeddingsBody, inputs_of
 from streams.calls.errors import from_validation, shorten
 from streams.calls.request.body import Body, ChatBody, CompletionBody
@@ -20,7 +24,7 @@ from streams.openai.responses.call import ResponseCall
 from streams.openai.responses.items import REFERENCE, items_of
 
 _OF_STREAMS = ("stream", "stream_options")  # ignored: an answer is one record
-_KEPT = ("store", "background", "previous_response_id")
+_KEPT = ("store", "background", "previous_response_id", "conversation")
 
 Json = dict[str, Any]
 CallBody = ChatBody | CompletionBody | EmbeddingsBody
@@ -28,10 +32,11 @@ CallBody = ChatBody | CompletionBody | EmbeddingsBody
 
 @dataclass(frozen=True, slots=True)
 class CheckedCall:
-    """A checked call: its body, and the /v1/responses call, if it is one."""
+    """A checked call: its body, and the call of /v1/responses or /v1/messages, if it is one."""
 
     body: CallBody
     response: ResponseCall | None = None  # answered by the body, a chat
+    message: MessagesBody | None = None  # likewise
 
 
 def check_call(body: Json, endpoint: str = "") -> CheckedCall:
@@ -43,6 +48,10 @@ def check_call(body: Json, endpoint: str = "") -> CheckedCall:
         case lines.RESPONSES:
             response = _response(body)
             return CheckedCall(response.chat(ignores_unserved=True), response)
+        case lines.MESSAGES:
+            message = _parsed(MessagesBody, body)
+            refuse_message_fields(message)
+            return CheckedCall(_alone(chat_body(message)), message=message)
         case lines.EMBEDDINGS:
             return CheckedCall(_embeddings(body))
         case lines.CHAT:

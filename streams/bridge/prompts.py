@@ -14,6 +14,7 @@ from schemas.codec import SINGLE_OBJECT_MARKER, Codec, schema_of, to_dict
 from schemas.errors import BodyTooLarge, InvalidRequest, RecordError
 from schemas.records import Priority
 from schemas.topics import live_ms_max
+from streams.anthropic.body import MessagesBody
 from streams.bridge.calls import CallBody, check_call
 from streams.bridge.config import TopicPair
 from streams.bridge.records import exact_json
@@ -53,6 +54,7 @@ class PromptQuestion:
     wants_json: bool  # the answer must be a JSON value
     schema: str  # JSON schema of that value, the prompt's own or the pair's; empty for any
     response: ResponseCall | None = None  # the /v1/responses call that the body answers
+    message: MessagesBody | None = None  # likewise, of /v1/messages
 
 
 def answer_format(pair: TopicPair, record: PromptRecord) -> str:
@@ -149,6 +151,7 @@ class PromptParser:
         return PromptQuestion(
             body=call.body,
             response=call.response,
+            message=call.message,
             session_id=_session(fields),
             priority=priority,
             deadline_ms=_deadline(fields, self._pair.deadline_ms),

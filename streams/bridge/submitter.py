@@ -26,6 +26,8 @@ from schemas.errors import (
 from schemas.records import Answer, AnswerPart, CancelReason, Endpoint
 from schemas.rules.trace import trace_of
 from schemas.topics import DEAD_LETTER_SUFFIX
+from streams.anthropic.chat import limited
+from streams.anthropic.message import whole_message
 from streams.bridge.answers import AnswerParts
 from streams.bridge.dead_letters import dead_letter
 from streams.bridge.limits import LOOK_S
@@ -151,6 +153,9 @@ class Submitter:
                 ended_ms=now_ms,
                 tries=prompt.tries,
             )
+            if question.message is not None:
+                body, _ = whole_message(call, self.model_of(prompt).max_model_len)
+                return replace(answer, body=body.decode())
             if question.response is None:
                 return await self._with_echo(prompt, answer, call)
             return replace(answer, body=await self._response(prompt, question.response, call))
@@ -186,6 +191,8 @@ class Submitter:
                     intake = await question.response.take_in(models, calls.settings, owner)
                 else:
                     intake = await take_in_body(question.body, models, calls.settings, owner)
+                if question.message is not None:
+                    intake = limited(intake, question.message)
                 break
             except TooManyRequests:  # the process is checking others; this does not count as a try
                 if wall_ms() >= until_ms:

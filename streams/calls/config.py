@@ -97,10 +97,12 @@ class GatewaySettings:
     file_bytes_max: Positive = 64 << 20  # of an uploaded file
     # files uploaded at once, shared by tenants; large ones are on disk
     uploads_max: Positive = 8
-    objects_max: Positive = 100_000  # files, vector stores, their files, and batches
+    objects_max: Positive = 100_000  # files, vector stores, their files, batches, conversations
     tenant_objects_max: Natural = 0  # objects of one API key; 0: an equal share
     files_bytes_max: Positive = 64 << 30  # of all stored files
     tenant_files_bytes_max: Natural = 0  # files of one API key; 0: an equal share
+    # of the items of all conversations, in the memory of each gateway; API keys have equal shares
+    conversations_bytes_max: Positive = 256 << 20
     parse_ms: Positive = 60_000  # longest time to extract a file's text for a vector store
     sessions_max: Positive = 65_536  # conversations remembered for clients that send no session id
 

@@ -91,6 +91,7 @@ async def accept(calls: CallsInFlight, caller: Caller, inquiry: Inquiry) -> Call
         prompts=len(intake.prompts),
         include_usage=intake.include_usage,
         token_ids=intake.token_ids,
+        names_ids=bool(intake.body.return_tokens_as_token_ids),
         is_message=inquiry.is_message,
     )
     requests = requests_of(calls, inquiry, key, caller.arrived_ms)

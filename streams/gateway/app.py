@@ -29,6 +29,7 @@ from streams.calls.ids import SESSION_IDLE_MS, new_request_id
 from streams.calls.log.member import CallMember
 from streams.calls.log.turns import TurnTopic
 from streams.calls.process import CallProcess, load_models
+from streams.gateway.endpoints.conversations import settle_forever
 from streams.gateway.endpoints.docs_page import DocsPage
 from streams.gateway.endpoints.embeddings import (
     RERANK_PATHS,
@@ -223,7 +224,10 @@ async def run_gateway(
         *(objects.read(), process.reporter.write()),
         *(turns.read(), responses.follow(), turns.publish_pending()),
     )
-    works = (member.run(*topics), process.calls.sweep_forever(), indexer.run(), carrier.run())
+    works = (
+        *(member.run(*topics), process.calls.sweep_forever(), indexer.run(), carrier.run()),
+        settle_forever(state, member.is_first),
+    )
     try:
         await _serve(
             state,

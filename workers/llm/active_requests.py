@@ -11,14 +11,14 @@ remembered (up to a bound), so repeated work and lower attempts are ignored.
 In a paired orchestration two workers have the attempt. Only the decode worker ends it. The prefill
 worker reports that it is done or has failed; at a cancellation or a deadline it writes nothing.
 
-A KV handle is refused if it has expired, because its blocks may have another prompt by then; if its
-worker has begun a new epoch since; if that worker's clock differs too much from this one's; and if
-it is this worker's own, whose KV is in the prefix cache.
+An attempt may continue an answer that is parsed. Its parser first takes the earlier tokens, part by
+part in `catch_up`, so that a long answer does not block the worker; `ParserReplays` keeps what the
+engine generates meanwhile.
 """
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from schemas.errors import (
     DeadlineExceeded,
@@ -28,11 +28,9 @@ from schemas.errors import (
     UnknownModel,
     WorkerRefused,
 )
-from schemas.fleet import CLOCK_MARGIN_MS
 from schemas.records import (
     AnswerDelta,
     CancelWork,
-    KvHandle,
     Outcome,
     OutcomeKind,
     Phase,
@@ -44,7 +42,6 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
-from schemas.rules.pairs import is_paired
 from schemas.rules.phases import phase_of
 from schemas.rules.sizes import check_deltas
 from schemas.rules.tokens import token_array
@@ -54,15 +51,19 @@ from workers.deadlines import NEVER_MS, Deadlines
 from workers.llm.engine import Job, Output
 from workers.llm.frames import Frames
 from workers.llm.parsing.parsers import Parsers, parser_of
+from workers.llm.parsing.replays import ParserReplays
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.stream import (
     ActiveRequest,
+    Peers,
     WorkerIdentity,
     allocated_phase,
     append_row,
+    check_promise,
     decided_text,
     failed_phase,
     finish,
+    kv_fault,
     kv_missed_phase,
     outcome_of,
     received_phase,
@@ -74,16 +75,6 @@ _BIT = {WorkPhase.PREFILL: 1, WorkPhase.DECODE: 2}
 
 # Request ids that are remembered, to ignore repeated work; more where more requests are held.
 SEEN_MAX: Final = 16_384
-
-
-class Peers(Protocol):
-    """This worker's view of other workers."""
-
-    def epoch_of(self, worker_id: str) -> int:
-        """Return the worker's latest epoch; 0 if it is unknown."""
-
-    def clock_offset_ms(self, worker_id: str) -> int:
-        """Return by how many ms its clock differs from this one's."""
 
 
 class PrefillGate:
@@ -170,6 +161,7 @@ class ActiveRequests:
         self.requests_total = 0
         self.kv_until_ms = 0  # when the last handed-over KV expires
         self.on_empty: Callable[[], None] = lambda: None
+        self.on_replay: Callable[[], None] = lambda: None  # from now on `catch_up` is due
         self.prefill_gate = PrefillGate(self._start, limits.prefill_running_max)
         self._probing = probing
         self._engine = probing.engine
@@ -180,6 +172,7 @@ class ActiveRequests:
         self._peer_view = peer_view
         self._parsers = parsers
         self._streams: dict[str, ActiveRequest] = {}  # by job id
+        self._replays = ParserReplays()
         self._jobs: dict[str, str] = {}  # request id to job id
         # request id to attempt and bits of its phases
         self._attempts: dict[str, tuple[int, int]] = {}
@@ -241,6 +234,9 @@ class ActiveRequests:
         if work.deadline_ms <= now_ms:
             self._expire(stream, now_ms)
             return
+        if parser is not None and work.prior_tokens:
+            self._replays.begin(stream.job_id, parser, prompt_tokens[-work.prior_tokens :])
+            self.on_replay()
         self.requests_total += 1
         self.prefill_gate.add(self._job(stream, prompt_tokens, now_ms))
 
@@ -255,11 +251,12 @@ class ActiveRequests:
         if fault and not stream.prefill and work.kv and work.kv.worker_id != identity.worker_id:
             error = KvUnavailable(f"{stream.job_id}: {fault}").to_wire()
             self._report(kv_missed_phase(stream, error, now_ms), stream.headers)
+        parser = stream.parser
         return Job(
             request_id=stream.job_id,
             phase=work.phase,
             prompt_tokens=prompt_tokens,
-            sampling=work.sampling if stream.parser is None else stream.parser.sampling,
+            sampling=work.sampling if parser is None else parser.sampling,
             deadline_ms=work.deadline_ms,
             kv=kv,
             orchestration=work.orchestration,
@@ -268,7 +265,8 @@ class ActiveRequests:
             prior_tokens=work.prior_tokens,
             prior_chars=work.prior_chars,
             template_kwargs="" if work.parsing is None else work.parsing.template_kwargs,
-            binds_reasoning=stream.parser is not None and stream.parser.binds_reasoning,
+            binds_reasoning=parser is not None and parser.binds_reasoning,
+            thinking_end="" if parser is None else parser.thinking_end,
             cache_scope=work.cache_scope,
             adapter=work.adapter,
         )
@@ -322,11 +320,38 @@ class ActiveRequests:
         del self._streams[stream.job_id]
         del self._jobs[stream.request_id]
         self.prefill_gate.release(stream.job_id)
+        self._replays.drop(stream.job_id)
         if not self._streams:
             self.on_empty()
 
+    def catch_up(self, now_ms: int) -> bool:
+        """Have a parser take some tokens that it has missed; return whether any parser has more to
+        take, after other tasks have run.
+        """
+        if self._replays:
+            stream = self._streams[self._replays.next_job_id()]
+            try:
+                outputs = self._replays.turn(stream.job_id)
+            except TriviumError as error:
+                self._give_back_one(stream, error.to_wire(), now_ms)
+            else:
+                self._step(outputs, now_ms)
+        return bool(self._replays)
+
     def step(self, outputs: Sequence[Output], now_ms: int) -> None:
-        """Process the outputs of one engine step. Hot path: the loop runs for every token."""
+        """Process the outputs of one engine step."""
+        if self._replays:
+            outputs = [output for output in outputs if not self._holds(output)]
+        self._step(outputs, now_ms)
+
+    def _holds(self, output: Output) -> bool:
+        is_held = self._replays.holds(output)
+        if is_held and output.token_ids:  # its prompt is computed
+            self.prefill_gate.release(output.request_id)
+        return is_held
+
+    def _step(self, outputs: Sequence[Output], now_ms: int) -> None:
+        """Process outputs whose parsers have caught up. Hot path: the loop runs for every token."""
         streams = self._streams
         for output in outputs:
             stream = streams.get(output.request_id)
@@ -456,45 +481,3 @@ class ActiveRequests:
             self._drop(stream)
             self._probing.abort(stream.job_id)
         self._frames.clear()
-
-
-def kv_fault(work: Work, identity: WorkerIdentity, now_ms: int, peer_view: Peers) -> str:
-    """Return why the KV must not be fetched and the prompt is computed here; "" if it may.
-
-    A prefill job's handle is for KV that the session's decode worker kept, a decode job's for KV
-    that prefill computed.
-    """
-    return "" if work.kv is None else _fault(work.kv, identity, now_ms, peer_view)
-
-
-def check_promise(work: Work, identity: WorkerIdentity, now_ms: int, peer_view: Peers) -> None:
-    """Raise KvUnavailable if paired work has no usable handle of its peer."""
-    if not is_paired(work.orchestration):
-        return
-    name = "kv_target" if work.phase is WorkPhase.PREFILL else "kv"
-    promise = work.kv_target if work.phase is WorkPhase.PREFILL else work.kv
-    fault = f"expected {name}, found none"
-    if promise is not None:
-        fault = _fault(promise, identity, now_ms, peer_view)
-    if fault:
-        raise KvUnavailable(
-            f"request {work.request_id}, {work.phase} of {work.orchestration} on "
-            f"{identity.worker_id}: {fault}"
-        )
-
-
-def _fault(kv: KvHandle, identity: WorkerIdentity, now_ms: int, peer_view: Peers) -> str:
-    """Return what is wrong with a handle; "" if nothing."""
-    if kv.worker_id == identity.worker_id:
-        return "the peer is this worker itself"
-    if kv.expires_at_ms <= now_ms:
-        return f"the promise of {kv.worker_id} ended {now_ms - kv.expires_at_ms} ms ago"
-    latest, offset_ms = peer_view.epoch_of(kv.worker_id), peer_view.clock_offset_ms(kv.worker_id)
-    if kv.worker_epoch < latest:
-        return f"{kv.worker_id} lives in epoch {latest}, the promise is of {kv.worker_epoch}"
-    if offset_ms > CLOCK_MARGIN_MS:
-        return (
-            f"the clock of {kv.worker_id} differs by {offset_ms} ms, at most {CLOCK_MARGIN_MS} are "
-            "taken; keep the hosts' clocks by NTP"
-        )
-    return ""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from schemas.errors import TriviumError
+from schemas.errors import PriorRefused, TriviumError
 from schemas.frozen import frozen
 from schemas.records import (
     Capability,
@@ -70,6 +70,7 @@ class Job:
     prior_chars: int = 0
     template_kwargs: str = ""  # variables of the chat template, as a JSON object, or none
     binds_reasoning: bool = False  # the form binds from the first token on, not after reasoning
+    thinking_end: str = ""  # the text that ends reasoning; empty: the model has none
     cache_scope: str = ""  # cached blocks are shared only with jobs of the same scope
     adapter: str = ""  # the LoRA adapter over the model, by name; "": the model alone
 
@@ -109,6 +110,17 @@ class Job:
             finish_reason="stop",
             stop_reason="" if by_model else str(last),
         )
+
+    def refused_prior(self) -> "Output":
+        """Return the job's last output if the form of its answer refuses the prior tokens.
+
+        The router then restarts the answer, because every attempt to continue it would fail too.
+        """
+        error = PriorRefused(
+            f"{self.request_id}: the form of the answer refuses its first {self.prior_tokens} "
+            "tokens, so the answer cannot continue after them"
+        )
+        return Output.failed(self.request_id, error)
 
 
 @frozen

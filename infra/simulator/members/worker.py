@@ -12,8 +12,8 @@ from infra.simulator.models import Served
 from schemas.records import Role, Work
 from schemas.settings import LogSettings
 from workers import credits
-from workers.llm.active_requests import SEEN_MAX, Peers, RequestLimits
-from workers.llm.stream import WorkerIdentity
+from workers.llm.active_requests import SEEN_MAX, RequestLimits
+from workers.llm.stream import Peers, WorkerIdentity
 
 
 def _ignore_work(work: Work) -> None:

@@ -12,14 +12,14 @@ from infra.simulator.machine.engine import TimedEngine
 from infra.simulator.members.searches import Answer
 from schemas.errors import RecordTooLarge, WorkerRefused
 from schemas.records import CancelWork, Outcome, Phase, Retrieved, TokenFrame, WarmPrefix, Work
-from workers.llm.active_requests import ActiveRequests, Peers, RequestLimits
+from workers.llm.active_requests import ActiveRequests, RequestLimits
 from workers.llm.engine import Output
 from workers.llm.frames import Frames, OutgoingFrame
 from workers.llm.pacing import INTERVALS, Pacing
 from workers.llm.probing.answer import ProbeAsk
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.reports import PendingReport, Reports
-from workers.llm.stream import WorkerIdentity
+from workers.llm.stream import Peers, WorkerIdentity
 from workers.llm.warm import warm_prefix
 
 

@@ -244,6 +244,7 @@ class GenerationBody(StrictBody):
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Whole | None = Field(None, ge=-1, le=_INT_32_MAX)
     truncation_side: Literal["left", "right"] | None = None
     user: str | None = None
@@ -297,6 +298,7 @@ class ChatBody(TemplateFields, GenerationBody):
     max_completion_tokens: Whole | None = Field(None, ge=1, le=_INT_32_MAX)
     logprobs: bool | None = None
     top_logprobs: Whole | None = Field(None, ge=0, le=20)
+    thinking_token_budget: Whole | None = Field(None, ge=-1, le=_INT_32_MAX)
     retrieval: SearchBody | None = None
     cache: Cache = None
 

@@ -6,7 +6,7 @@ Nothing here uses the log: the result is ready to become requests.
 import random
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.errors import InvalidRequest, PromptTooLong
@@ -32,7 +32,7 @@ from streams.calls.request.form import form_of
 from streams.calls.request.refused import WHY_NO_PROMPT_LOGPROBS, refuse_extras
 from streams.calls.request.search import PromptSearch, search_body_of, search_of
 from streams.calls.request.served import ModelCard, ServedModel, ServedModels
-from streams.calls.request.tools import parsing_of, tools_of
+from streams.calls.request.tools import budget_of, parsing_of, tools_of
 from streams.config import ORCHESTRATIONS, POLICIES
 
 
@@ -341,9 +341,11 @@ def _sampling(
         raise _too_long(f"{count} tokens; shorten it", param, served, tokens_max)
     vocab = served.tokenizer.vocab
     free = 0 if search is None else search.reserve(limit)
-    return sampling_of(
+    sampling = sampling_of(
         body, form, prompt_tokens=count, limit=limit, reserved_tokens=free, vocab=vocab
     )
+    budget = budget_of(body, served.card.parsers) if isinstance(body, ChatBody) else None
+    return sampling if budget is None else replace(sampling, thinking_token_budget=budget)
 
 
 COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint

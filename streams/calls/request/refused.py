@@ -38,7 +38,6 @@ HARMLESS = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "prompt_cache_options",
-        "return_tokens_as_token_ids",
         # vLLM's: the client's own id, and options of chunks and rendering.
         "request_id",
         "return_token_offsets",
@@ -107,7 +106,8 @@ REFUSED: Mapping[str, RefusedField] = {
     ),
     "prompt_embeds": RefusedField("a prompt on the log is token ids; send text or token ids"),
     "thinking_token_budget": RefusedField(
-        "no worker ends the reasoning of a model early; limit the whole answer by `max_tokens`"
+        "only chats have reasoning that is told apart; limit the whole answer by `max_tokens`",
+        (-1,),
     ),
     "repetition_detection": RefusedField(
         "an answer does not end because it repeats; use `repetition_penalty` or `max_tokens`"

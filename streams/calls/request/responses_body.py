@@ -7,7 +7,7 @@ A field is refused, never ignored, if it would have to change the answer and can
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, WithJsonSchema
 
 from schemas.errors import InvalidRequest
 from schemas.rules.sizes import PASSAGES_MAX
@@ -31,13 +31,13 @@ EXTENSIONS = frozenset(
     {
         *("seed", "stop", "top_k", "min_p", "min_tokens", "ignore_eos", "logit_bias"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty", "chat_template_kwargs"),
+        "thinking_token_budget",
         *("retrieval", "priority", "cache_salt", "trivium"),
     }
 )
 # A client's own notes; an answer calls the tools of this server at most once.
 _HARMLESS = HARMLESS | {"max_tool_calls", "client_metadata"}
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "conversation": (),
     "prompt": (),
     "moderation": (),
     "context_management": ([],),
@@ -45,9 +45,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "image": (),
 }
 _ADVICE = {
-    "conversation": "conversations are not kept as objects; use previous_response_id",
     "prompt": "no prompt templates are kept here; send the messages",
 }
+_TEXT = {"type": "string"}
+_REFERENCE = {"type": "object", "properties": {"id": _TEXT}, "required": ["id"]}
+_Conversation = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _REFERENCE, {"type": "null"}]})]
 
 
 class TextFormat(StrictBody):
@@ -103,6 +105,7 @@ class ResponsesBody(StrictBody):
     input: str | Annotated[list[dict[str, Any]], Field(max_length=MESSAGES_MAX)]
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: _Conversation = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     max_output_tokens: Whole | None = Field(None, ge=1, le=2**31 - 1)
@@ -122,6 +125,27 @@ class ResponsesBody(StrictBody):
     background: bool | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
 
+    @property
+    def conversation_id(self) -> str | None:
+        """Return the id of the conversation, None without one; raises InvalidRequest."""
+        name = self.conversation
+        if isinstance(name, dict) and set(name) == {"id"}:
+            name = name["id"]
+        if name is None and self.conversation is None:
+            return None
+        if not name or not isinstance(name, str):
+            raise InvalidRequest(
+                "conversation: expected the id of a conversation, or an object that has only its "
+                f"id, found {shorten(self.conversation)}",
+                "conversation",
+            )
+        if self.previous_response_id is not None:
+            raise InvalidRequest(
+                "conversation: cannot be used together with previous_response_id; leave one out",
+                "conversation",
+            )
+        return name
+
 
 def refuse_fields(body: ResponsesBody) -> None:
     """Raise InvalidRequest for the first field that would have to change the answer."""
@@ -134,6 +158,7 @@ def refuse_fields(body: ResponsesBody) -> None:
             raise InvalidRequest(
                 f"{name}: not supported; {_ADVICE.get(name, 'leave it out')}", name
             )
+    body.conversation_id  # noqa: B018  # raises if it is none
     for i, name in enumerate(body.include or ()):
         check_include(name, f"include.{i}")
     if body.top_logprobs and LOGPROBS not in (body.include or ()):

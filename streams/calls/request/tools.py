@@ -14,7 +14,7 @@ from schemas.model.parser_rules import NONE
 from schemas.model.parsers import ParserNames
 from schemas.records import Parsing
 from streams.calls.errors import shorten
-from streams.calls.request.body import TemplateFields
+from streams.calls.request.body import ChatBody, TemplateFields
 from streams.calls.request.chat import Chat
 from streams.calls.request.check_process import CHECK_MS, CHECK_PROCESS
 from streams.calls.request.form import json_text
@@ -106,6 +106,21 @@ async def parsing_of(
         template_kwargs=json_text("chat_template_kwargs", variables, "JSON") if variables else "",
         prior_calls=sum(len(message.get("tool_calls", ())) for message in chat.turns),
     )
+
+
+def budget_of(body: ChatBody, names: ParserNames) -> int | None:
+    """Return the most tokens of reasoning, or None for no bound of its own. Raises InvalidRequest
+    if the parser of the model does not say where its reasoning ends."""
+    budget = body.thinking_token_budget
+    if budget is None or budget < 0:
+        return None
+    if not names.bounds_reasoning:
+        raise InvalidRequest(
+            "thinking_token_budget: expected a model whose parser knows where its reasoning ends, "
+            f"found model.reasoning_parser {names.reasoning}; limit the whole answer by max_tokens",
+            "thinking_token_budget",
+        )
+    return budget
 
 
 def _chosen(tools: Sequence[Json], choice: Any) -> tuple[Sequence[Json], str]:

@@ -4,7 +4,7 @@ The object `trivium` in an answer has the workers that computed it. Pure; the wr
 parts to their JSON.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from schemas.errors import (
@@ -15,7 +15,14 @@ from schemas.errors import (
     TriviumError,
     from_wire,
 )
-from schemas.records import Endpoint, OutcomeKind, StreamEnd, StreamStart, TokenLogprob
+from schemas.records import (
+    Endpoint,
+    OutcomeKind,
+    StreamEnd,
+    StreamStart,
+    TokenLogprob,
+    TopLogprob,
+)
 from streams.calls.ids import CHAT_PREFIX, COMPLETION_PREFIX
 from streams.calls.stream import citations
 from streams.calls.stream.event_id import StreamKey
@@ -23,6 +30,7 @@ from streams.calls.stream.hub import Call
 from streams.calls.stream.stream import Stream
 
 Json = dict[str, Any]
+TokenName = Callable[[TokenLogprob | TopLogprob], str]
 
 _BY_KIND: dict[OutcomeKind, tuple[type[TriviumError], str]] = {
     OutcomeKind.CANCELLED: (
@@ -136,18 +144,28 @@ def logprobs(key: StreamKey, tokens: Sequence[TokenLogprob], first_char: int) ->
     text."""
     if not tokens:
         return None
+    name = _id_name if key.names_ids else _text_name
     if key.endpoint is Endpoint.CHAT:
-        return chat_logprobs(tokens)
-    return _completion_logprobs(tokens, first_char)
+        return chat_logprobs(tokens, name)
+    return _completion_logprobs(tokens, first_char, name)
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
+def _text_name(token: TokenLogprob | TopLogprob) -> str:
+    return token.token
+
+
+def _id_name(token: TokenLogprob | TopLogprob) -> str:
+    """Name a token as vLLM does with `return_tokens_as_token_ids`."""
+    return f"token_id:{token.token_id}"
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob], name: TokenName = _text_name) -> Json:
     """Format the log-probabilities of consecutive tokens for chats."""
     return {
         "content": [
             {
-                **_chat_token(token.token, token.logprob),
-                "top_logprobs": [_chat_token(top.token, top.logprob) for top in token.top],
+                **_chat_token(name(token), token.logprob),
+                "top_logprobs": [_chat_token(name(top), top.logprob) for top in token.top],
             }
             for token in tokens
         ]
@@ -162,17 +180,17 @@ def _chat_token(token: str, logprob: float) -> Json:
     }
 
 
-def _completion_logprobs(tokens: Sequence[TokenLogprob], first_char: int) -> Json:
+def _completion_logprobs(tokens: Sequence[TokenLogprob], first_char: int, name: TokenName) -> Json:
     offsets, at = [], first_char
     for token in tokens:
         offsets.append(at)
         at += len(token.token)
     return {
-        "tokens": [token.token for token in tokens],
+        "tokens": [name(token) for token in tokens],
         "token_logprobs": [max(token.logprob, -9999.0) for token in tokens],
         "top_logprobs": [  # includes the sampled token, even an unlikely one
-            {top.token: max(top.logprob, -9999.0) for top in token.top}
-            | {token.token: max(token.logprob, -9999.0)}
+            {name(top): max(top.logprob, -9999.0) for top in token.top}
+            | {name(token): max(token.logprob, -9999.0)}
             for token in tokens
         ],
         "text_offset": offsets,

@@ -22,7 +22,7 @@ _VERSION = 3
 # Version, flags, partition, offset, created, deadline, choices, prompts.
 _HEAD = struct.Struct(">BBHQIQHH")
 _SIGNATURE_BYTES = 16
-_USAGE, _TOKENS, _COMPLETION, _MESSAGE = 1, 2, 4, 8
+_USAGE, _TOKENS, _COMPLETION, _MESSAGE, _NAMES = 1, 2, 4, 8, 16
 _ID_CHARS_MAX = 4_096
 _NUMBER_MAX = 1 << 31
 
@@ -44,6 +44,7 @@ class StreamKey:
     prompts: int = 1
     include_usage: bool = False
     token_ids: bool = False
+    names_ids: bool = False  # log-probabilities name tokens by their ids, not by their texts
     is_message: bool = False  # in Anthropic's form; else in OpenAI's
 
     def pack(self) -> bytes:
@@ -53,6 +54,7 @@ class StreamKey:
             | _TOKENS * self.token_ids
             | _COMPLETION * (self.endpoint is Endpoint.COMPLETION)
             | _MESSAGE * self.is_message
+            | _NAMES * self.names_ids
         )
         head = _HEAD.pack(
             _VERSION,
@@ -141,6 +143,7 @@ def _unpack(packed: bytes, tenant: str) -> StreamKey:
         include_usage=bool(flags & _USAGE),
         token_ids=bool(flags & _TOKENS),
         is_message=bool(flags & _MESSAGE),
+        names_ids=bool(flags & _NAMES),
     )
 
 

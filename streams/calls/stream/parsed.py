@@ -58,10 +58,9 @@ class ParsedAnswer:
         if self.calls:
             fields["content"] = self.content or None
             fields["tool_calls"] = [call.to_json() for call in self.calls.values()]
-        if self.reasoning:
-            fields["reasoning"] = self.reasoning
-            if names_reasoning_content:
-                fields["reasoning_content"] = self.reasoning
+        fields["reasoning"] = self.reasoning or None  # as in vLLM: OpenAI's client has no default
+        if self.reasoning and names_reasoning_content:
+            fields["reasoning_content"] = self.reasoning
         return fields
 
 

@@ -14,7 +14,7 @@ one written, and the answer restarts.
 
 from typing import Final
 
-from schemas.errors import Cancelled, DeadlineExceeded, QueueFull, WorkerLost
+from schemas.errors import Cancelled, DeadlineExceeded, PriorRefused, QueueFull, WorkerLost
 from schemas.records import (
     CancelReason,
     Continued,
@@ -84,22 +84,30 @@ class Endings:
             self._orders.decide(live, DecisionKind.VOID, reason, now_ms)  # before workers drop it
             self._orders.void(live, now_ms)
             live.failures.reason, live.attempt.kv = reason, None
-            self.retry(live, now_ms)
+            refuses = error is not None and error.code == PriorRefused.code
+            self.retry(live, now_ms, restarts=refuses and live.prior.tokens > 0)
 
-    def retry(self, live: LiveRequest, now_ms: int) -> None:
-        """Queue the request again, at once or after its readers have answered."""
-        if not self._request_progress(live, now_ms):
+    def retry(self, live: LiveRequest, now_ms: int, *, restarts: bool = False) -> None:
+        """Queue the request again, at once or after its readers have answered.
+
+        With `restarts`, no reader is asked, and the answer restarts: the form of the answer refused
+        the tokens that they would report again. To fail the request would lose calls that are not
+        streamed, and that nobody has read.
+        """
+        if not self._request_progress(live, now_ms, restarts=restarts):
             self._tables.enqueue(live, now_ms)
 
-    def _request_progress(self, live: LiveRequest, now_ms: int) -> bool:
+    def _request_progress(self, live: LiveRequest, now_ms: int, *, restarts: bool) -> bool:
         """Ask the readers how much of the answer they have; return False if that is not needed."""
         tables = self._tables
         live.set_prior_answer(b"", 0)
-        asks = awaits_progress(live.request, continues=tables.settings.continues)
-        self.mark(live, live.attempt.number, asks=asks)
-        if not asks:
+        waits = awaits_progress(live.request, continues=tables.settings.continues)
+        self.mark(live, live.attempt.number, asks=waits and not restarts)
+        if not waits:
             return False
         tables.requests.move(live, State.CONTINUING)
+        if restarts:
+            self._restart(live, now_ms)
         live.readers.progress_deadline_ms = now_ms + CONTINUE_WAIT_MS
         tables.requests.watch(live, live.readers.progress_deadline_ms)
         return True
@@ -114,8 +122,10 @@ class Endings:
 
     def restart_late(self, live: LiveRequest, now_ms: int) -> None:
         """Write that no reader has answered in time, so that the answer restarts."""
-        if now_ms < live.readers.progress_deadline_ms:
-            return
+        if now_ms >= live.readers.progress_deadline_ms:
+            self._restart(live, now_ms)
+
+    def _restart(self, live: LiveRequest, now_ms: int) -> None:
         nothing = Continued(
             request_id=live.request_id,
             session_id=live.request.session_id,

@@ -148,7 +148,12 @@ def _ending(hit: CacheHit) -> Json:
 
 
 def _whole(hit: CacheHit) -> Json:
-    message = {"role": "assistant", "content": hit.entry.text, **_citations(hit)}
+    message = {
+        "role": "assistant",
+        "content": hit.entry.text,
+        "reasoning": None,
+        **_citations(hit),
+    }
     return {
         "choices": [{"index": 0, "message": message, **_ending(hit)}],
         "usage": hit.entry.usage,

@@ -4,18 +4,16 @@ The chat is accepted as any other; only its answer is written in another form. A
 `Last-Event-ID` resumes a stream instead (`resume.py`).
 """
 
-from dataclasses import replace
-
 import orjson
 
 from streams.anthropic.body import CountTokensBody, MessagesBody, refuse_fields
-from streams.anthropic.chat import chat_body
+from streams.anthropic.chat import chat_body, limited
 from streams.anthropic.content import AnswerContent
 from streams.anthropic.events import MessageEvents
 from streams.anthropic.message import whole_message
 from streams.calls.request.body import parse
 from streams.calls.request.chat import chat_of
-from streams.calls.request.intake import CallIntake, chat_prompt, take_in_body
+from streams.calls.request.intake import chat_prompt, take_in_body
 from streams.calls.request.tools import tools_of
 from streams.calls.requests import Inquiry, accept, options_of
 from streams.calls.stream.hub import Call
@@ -72,7 +70,7 @@ def _begin(gateway: Gateway, exchange: HttpExchange) -> None:
 async def _inquiry(gateway: Gateway, exchange: HttpExchange, body: MessagesBody) -> Inquiry:
     headers, settings = exchange.headers, gateway.settings
     intake = await take_in_body(chat_body(body), gateway.models, settings, exchange.tenant)
-    intake = _limited(intake, body.max_tokens)
+    intake = limited(intake, body)
     conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     return Inquiry(
@@ -81,16 +79,6 @@ async def _inquiry(gateway: Gateway, exchange: HttpExchange, body: MessagesBody)
         conversation=conversation,
         is_message=True,
     )
-
-
-def _limited(intake: CallIntake, tokens_max: int) -> CallIntake:
-    """Limit the answer to its `max_tokens`, or to the rest of the model's context if that is less:
-    clients ask for as many tokens as the largest models have."""
-    samplings = [
-        replace(sampling, max_tokens=min(sampling.max_tokens, tokens_max))
-        for sampling in intake.samplings
-    ]
-    return replace(intake, samplings=samplings)
 
 
 async def _write(gateway: Gateway, exchange: HttpExchange, inquiry: Inquiry, call: Call) -> str:

@@ -17,6 +17,7 @@ from streams.calls.request.responses_body import ResponsesBody, refuse_fields
 from streams.calls.requests import Inquiry, accept, options_of
 from streams.calls.stream.chunks import KEEPALIVE
 from streams.calls.stream.hub import Call
+from streams.gateway.endpoints.conversations import begin_turn, turns_before
 from streams.gateway.endpoints.generate import answer, conversation_of
 from streams.gateway.endpoints.stored_responses import load_conversation, resolve_references
 from streams.gateway.http.delivery import (
@@ -43,8 +44,11 @@ async def create(gateway: Gateway, exchange: HttpExchange) -> str:
     raw = await exchange.read_body(gateway.callers.body_reader)
     body = parse(ResponsesBody, raw)
     refuse_fields(body)
-    items = await resolve_references(gateway, exchange, items_of(body.input, exchange.call_id))
+    conversation_id, tenant = body.conversation_id, exchange.tenant
+    items = await resolve_references(gateway, tenant, items_of(body.input, exchange.call_id))
     earlier = EarlierTurns()
+    if conversation_id is not None:
+        earlier = await turns_before(gateway, tenant, conversation_id, items)
     if body.previous_response_id is not None:
         earlier = await load_conversation(gateway, exchange, body.previous_response_id)
     response_call = ResponseCall(body=body, items=items, earlier=earlier)
@@ -52,7 +56,7 @@ async def create(gateway: Gateway, exchange: HttpExchange) -> str:
     call = await accept(gateway.calls, exchange, inquiry)
     try:
         record = response_call.record(inquiry.intake, call.key)
-        form = Form(await _response_id(gateway, record, body.store is not False), record)
+        form = Form(await _response_id(gateway, record, body), record)
     except BaseException:
         gateway.calls.give_up(call)
         raise
@@ -77,10 +81,14 @@ async def _inquiry(
     return Inquiry(intake=intake, options=options, conversation=conversation)
 
 
-async def _response_id(gateway: Gateway, record: StoredResponse, store: bool) -> str:
-    """Store the call if it is to be stored, and return the response's id."""
-    place = await gateway.responses.put(record) if store else None
-    return gateway.response_ids.name(record.request_id, record.tenant, place)
+async def _response_id(gateway: Gateway, record: StoredResponse, body: ResponsesBody) -> str:
+    """Store the call if it is to be stored, or has a conversation; return the response's id."""
+    is_stored, place = body.store is not False, None
+    if is_stored or body.conversation_id is not None:
+        place = await gateway.responses.put(record)
+    if body.conversation_id is not None and place is not None:
+        await begin_turn(gateway, record, place, body.conversation_id)
+    return gateway.response_ids.name(record.request_id, record.tenant, place if is_stored else None)
 
 
 async def _answer(

@@ -128,20 +128,23 @@ async def read_on(
 
 def resumed_call(
     gateway: Gateway,
-    exchange: HttpExchange,
+    exchange: HttpExchange | None,
     key: StreamKey,
     positions: Sequence[ClientPosition],
     *,
     waits_for_end: bool = False,
 ) -> Call:
-    """Build a call to read here from these positions on, whichever gateway accepted it."""
+    """Build a call to read here from these positions on, whichever gateway accepted it.
+
+    Without an `exchange`, the gateway reads it for itself.
+    """
     call = Call(
         key,
         deadline_ms=max(key.deadline_ms, wall_ms() + RESUME_MS),
-        arrived_s=exchange.arrived_s,
+        arrived_s=exchange.arrived_s if exchange else asyncio.get_running_loop().time(),
         waits_for_end=waits_for_end,
         tolerates_difference=gateway.calls.tolerates_difference,
-        abort_connection=exchange.abort_connection,
+        abort_connection=exchange.abort_connection if exchange else _nothing,
     )
     ids = choice_ids(key.parent_id, key.choices)
     for choice, (request_id, position) in enumerate(zip(ids, positions, strict=True)):

@@ -27,6 +27,7 @@ from streams.calls.request.served import ALIAS, ModelCard, ServedModel
 from streams.calls.request.tools import tools_of
 from streams.gateway.endpoints.answer_cache import evict
 from streams.gateway.endpoints.batches import call_batch_routes
+from streams.gateway.endpoints.conversations import conversation_routes
 from streams.gateway.endpoints.files import file_routes
 from streams.gateway.endpoints.store_files import batch_routes, store_file_routes
 from streams.gateway.endpoints.vector_stores import store_routes
@@ -110,6 +111,7 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
     store_routes(callers, objects, gateway.pool, of_objects)
     store_file_routes(callers, objects, gateway.settings.parse_ms, of_objects)
     batch_routes(callers, objects, of_objects)
+    conversation_routes(gateway, of_objects)
 
     _add_operations(gateway, router)
     return [*router.routes, *guarded.routes, *of_objects.routes]
@@ -286,14 +288,13 @@ async def _tokenize(
             add_special_tokens=special,
             tenant=tenant,
         )
-    answer: dict[str, Any] = {
+    texts = map(served.tokenizer.token_text, tokens) if body.return_token_strs else None
+    return {
         "count": len(tokens),
         "max_model_len": served.card.max_model_len,
         "tokens": tokens.tolist(),
+        "token_strs": texts and [*texts],
     }
-    if body.return_token_strs:
-        answer["token_strs"] = [served.tokenizer.token_text(token_id) for token_id in tokens]
-    return answer
 
 
 async def _cancel(

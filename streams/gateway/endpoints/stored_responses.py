@@ -1,7 +1,7 @@
 """Stored responses, at any gateway: the record from `responses`, the answer from `tokens`.
 
-GET and DELETE /v1/responses/{id}, POST …/cancel, GET …/input_items, and the earlier turns of a next
-response.
+GET and DELETE /v1/responses/{id}, POST …/cancel, GET …/input_items, the earlier turns of a next
+response, and the items that responses add to conversations.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 import orjson
 
 from schemas.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest, NotFound
-from schemas.records import Cancellation, CancelReason
+from schemas.records import Cancellation, CancelReason, PendingTurn
 from streams.calls.ids import RESPONSE_PREFIX, new_request_id
 from streams.calls.request.responses_body import check_include
 from streams.calls.stream.answers import call_error
@@ -26,11 +26,12 @@ from streams.gateway.http.delivery import COMPLETED
 from streams.gateway.http.entry import HttpExchange
 from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
+from streams.openai.objects.conversations import conversation_key, stored_items
 from streams.openai.responses.call import EarlierTurns
 from streams.openai.responses.events import ResponseEvents
 from streams.openai.responses.form import PREFIXES, Form, whole_of
 from streams.openai.responses.items import REFERENCE, Item, messages_of
-from streams.openai.responses.response_id import NAME_CHARS
+from streams.openai.responses.response_id import NAME_CHARS, RecordPosition
 
 _INCLUDED = ("include", "include[]")
 _NUMBER_MAX = 1 << 53
@@ -43,23 +44,24 @@ async def load_conversation(
     gateway: Gateway, exchange: HttpExchange, response_id: str
 ) -> EarlierTurns:
     """Return the conversation that ends with a response; raises NotFound, InvalidRequest."""
-    form, items = await _load_answer(gateway, exchange, response_id, "previous_response_id")
+    tenant = exchange.tenant
+    form, items = await _load_answer(gateway, tenant, response_id, "previous_response_id")
     record = form.record
     history = [*orjson.loads(record.history), *messages_of(orjson.loads(record.input))]
     return EarlierTurns(session_id=record.session_id, messages=[*history, *messages_of(items)])
 
 
 async def resolve_references(
-    gateway: Gateway, exchange: HttpExchange, items: Sequence[Item]
+    gateway: Gateway, tenant: str, items: Sequence[Item], field: str = "input"
 ) -> list[Item]:
-    """Return the items of a call, with references replaced by the items of answers; raises
-    NotFound, InvalidRequest."""
+    """Return the items of a call's `field`, with references replaced by the items of answers;
+    raises NotFound, InvalidRequest."""
     references = [i for i, item in enumerate(items) if item["type"] == REFERENCE]
     if len(references) > REFERENCES_MAX:
         raise InvalidRequest(
-            f"input: expected at most {REFERENCES_MAX} references to items, found "
+            f"{field}: expected at most {REFERENCES_MAX} references to items, found "
             f"{len(references)}; use previous_response_id, or send the messages themselves",
-            "input",
+            field,
         )
     resolved_items = list(items)
     answers: dict[str, Mapping[str, Item]] = {}  # by the response: its items by their ids
@@ -69,11 +71,11 @@ async def resolve_references(
         response_id = RESPONSE_PREFIX + item_id.removeprefix(prefix)[:NAME_CHARS]
         try:
             if response_id not in answers:
-                param = f"input.{i}.id"
-                _, output = await _load_answer(gateway, exchange, response_id, param)
+                param = f"{field}.{i}.id"
+                _, output = await _load_answer(gateway, tenant, response_id, param)
                 answers[response_id] = {item["id"]: item for item in output}
             if item_id not in answers[response_id]:
-                raise NotFound(f"input.{i}.id: the response has no item {item_id[:120]!r}")
+                raise NotFound(f"{field}.{i}.id: the response has no item {item_id[:120]!r}")
         except NotFound:
             if item_id.startswith(_IN_NO_PROMPT):
                 continue
@@ -83,12 +85,12 @@ async def resolve_references(
 
 
 async def _load_answer(
-    gateway: Gateway, exchange: HttpExchange, response_id: str, param: str
+    gateway: Gateway, tenant: str, response_id: str, param: str
 ) -> tuple[Form, list[Item]]:
     """Return a response that has ended with an answer, and its output items; raises NotFound,
     InvalidRequest."""
-    form = await _find(gateway, exchange, response_id)
-    call = await _answer_by_now(gateway, exchange, form)
+    form = await _find(gateway, tenant, response_id)
+    call = await _answer_by_now(gateway, form)
     (stream,) = call.streams
     error = call_error(call)
     if error is not None or stream.end is None:
@@ -97,6 +99,45 @@ async def _load_answer(
             f"{param}: expected a response that was answered, found one that is {why}", param
         )
     return form, form.items(stream, form.output_of(stream), COMPLETED)
+
+
+async def settle(gateway: Gateway, tenant: str, conversation_id: str) -> None:
+    """Add the items of a conversation's turns that have ended; raises BrokerUnavailable.
+
+    A turn without an answer adds nothing. The table must have caught up with other gateways. A
+    deletion of the conversation at the same time is completed here.
+    """
+    objects, table = gateway.objects, gateway.objects.table.conversations
+    for turn in table.pending(tenant, conversation_id):
+        items = await _turn_items(gateway, turn)
+        if items is None or turn not in table.pending(tenant, conversation_id):
+            continue  # in progress, or settled meanwhile
+        if items:
+            await objects.put(*stored_items(turn, items))
+        await objects.drop(conversation_key(turn))
+    if table.get(tenant, conversation_id) is None:
+        await objects.drop(*table.keys_below(tenant, conversation_id))
+
+
+async def _turn_items(gateway: Gateway, turn: PendingTurn) -> list[Item] | None:
+    """Return the input and output items of a turn; none of one without an answer, None if it is in
+    progress."""
+    place = RecordPosition(turn.partition, turn.offset)
+    try:
+        record = await gateway.responses.get(turn.turn_id, place)
+        is_stored = orjson.loads(record.options)["store"]
+        name = gateway.response_ids.name(turn.turn_id, turn.tenant, place if is_stored else None)
+        form = Form(name, record)
+        call = await _answer_by_now(gateway, form)
+    except NotFound:  # deleted, or older than what the log keeps
+        return []
+    if call_error(call) is not None:
+        return []
+    (stream,) = call.streams
+    if stream.end is None:
+        return None
+    output: list[Item] = form.whole(call, form.output_of(stream), None)["output"]
+    return [*orjson.loads(record.input), *output]
 
 
 async def retrieve(gateway: Gateway, exchange: HttpExchange) -> str:
@@ -111,7 +152,7 @@ async def retrieve(gateway: Gateway, exchange: HttpExchange) -> str:
         return await read_on(gateway, exchange, call, writer, writer.skip)
     if "starting_after" in query:
         raise InvalidRequest("starting_after: needs stream=true", "starting_after")
-    return await _send(exchange, form, await _answer_by_now(gateway, exchange, form))
+    return await _send(exchange, form, await _answer_by_now(gateway, form))
 
 
 async def cancel(gateway: Gateway, exchange: HttpExchange) -> str:
@@ -122,10 +163,10 @@ async def cancel(gateway: Gateway, exchange: HttpExchange) -> str:
             f"response {form.response_id}: only one that was created with background=true can be "
             "cancelled; to end another, hang up"
         )
-    call = await _answer_by_now(gateway, exchange, form)
+    call = await _answer_by_now(gateway, form)
     if call.open_streams and call_error(call) is None:
         await _give_up(gateway, form)
-        call = await _answer_by_now(gateway, exchange, form, wait_ms=gateway.settings.accept_ms)
+        call = await _answer_by_now(gateway, form, wait_ms=gateway.settings.accept_ms)
     return await _send(exchange, form, call)
 
 
@@ -134,6 +175,9 @@ async def delete(gateway: Gateway, exchange: HttpExchange) -> str:
     form, _ = await _parse_call(gateway, exchange, ())
     if wall_ms() < form.record.deadline_ms:
         await _give_up(gateway, form)
+    if form.conversation_id:  # it keeps the items of the response
+        await gateway.objects.catch_up()
+        await settle(gateway, exchange.tenant, form.conversation_id)
     await gateway.responses.delete(form.record)
     answer = {"id": form.response_id, "object": "response", "deleted": True}
     await exchange.send_whole(orjson.dumps(answer), exchange.reply_headers)
@@ -183,13 +227,13 @@ async def _parse_call(
     include = [value for name in _INCLUDED for value in query.get(name, ())]
     for value in include:
         check_include(value)
-    form = await _find(gateway, exchange, exchange.scope["path_params"]["response_id"])
+    form = await _find(gateway, exchange.tenant, exchange.scope["path_params"]["response_id"])
     record = replace(form.record, include=(*form.record.include, *include))
     return Form(form.response_id, record), query
 
 
-async def _find(gateway: Gateway, exchange: HttpExchange, response_id: str) -> Form:
-    request_id, place = gateway.response_ids.parse(response_id, exchange.tenant)
+async def _find(gateway: Gateway, tenant: str, response_id: str) -> Form:
+    request_id, place = gateway.response_ids.parse(response_id, tenant)
     return Form(response_id, await gateway.responses.get(request_id, place))
 
 
@@ -213,12 +257,10 @@ def _number(
     return int(text)
 
 
-async def _answer_by_now(
-    gateway: Gateway, exchange: HttpExchange, form: Form, *, wait_ms: int = 0
-) -> Call:
+async def _answer_by_now(gateway: Gateway, form: Form, *, wait_ms: int = 0) -> Call:
     """Read the answer from the log: up to now, or with `wait_ms` until it ends, for at most that
     long."""
-    call = resumed_call(gateway, exchange, form.key(), [ClientPosition()], waits_for_end=True)
+    call = resumed_call(gateway, None, form.key(), [ClientPosition()], waits_for_end=True)
     gateway.calls.admit_resume(call.key.parent_id, call.key.tenant)
     gateway.calls.resumed.add(call)
     try:

@@ -116,7 +116,7 @@ class BatchRun:
         """Add the answer to a line; a second answer to the same line changes nothing."""
         if not 0 <= line < self.committed.sent_lines or self.is_answered(line):
             return
-        text, is_error = answer_line(self.line_id(line), custom_id, answer)
+        text, is_error = answer_line(self.line_id(line), custom_id, answer, self.batch.endpoint)
         (self.errors if is_error else self.output).pending.extend(text)
         completed, failed = self._counts
         self._counts = completed + (not is_error), failed + is_error

@@ -1,6 +1,7 @@
 """Lines of a batch: how they are read, their calls, their errors, and their answers.
 
-Forms and codes are OpenAI's. At most one part of a file is in memory.
+Forms and codes are OpenAI's, also around calls of /v1/messages, which OpenAI's batches do not have.
+At most one part of a file is in memory.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import orjson
 
 from schemas.errors import BY_CODE, TriviumError, UnknownModel
 from schemas.records import Answer, Prompt, StoredFile
+from streams.anthropic.errors import message_error
 from streams.calls.errors import plain_body, shorten
 from streams.calls.request.body import BYTE_ORDER_MARK
 from streams.log.slices import Slices
@@ -20,7 +22,8 @@ from streams.openai.objects.log import PART_BYTES, Objects
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, RESPONSES = "/v1/embeddings", "/v1/responses"
-ENDPOINTS = (CHAT, COMPLETION, EMBEDDINGS, RESPONSES)
+MESSAGES = "/v1/messages"
+ENDPOINTS = (CHAT, COMPLETION, EMBEDDINGS, RESPONSES, MESSAGES)
 LINES_MAX = 50_000
 LINE_BYTES_MAX = 4 << 20
 CUSTOM_ID_CHARS_MAX = 512
@@ -188,15 +191,20 @@ def unanswered_line(line_id: str, custom_id: str, status: str) -> bytes:
     return _line(line_id, custom_id, None, error)
 
 
-def answer_line(line_id: str, custom_id: str, answer: Answer) -> tuple[bytes, bool]:
-    """Return the result line of an answer, and whether it is an error."""
+def answer_line(
+    line_id: str, custom_id: str, answer: Answer, endpoint: str = ""
+) -> tuple[bytes, bool]:
+    """Return the result line of an answer of an endpoint, and whether it is an error."""
     status, body = 200, (answer.body or "").encode()
     code = answer.error_code
     if code is None and not body:
         code = TriviumError.code
     if code is not None:
-        status = BY_CODE.get(code, TriviumError).http_status
-        body = plain_body(status, answer.error_message or "no answer came", code)
+        kind, message = BY_CODE.get(code, TriviumError), answer.error_message or "no answer came"
+        if endpoint == MESSAGES:
+            status, body = message_error(kind(message), answer.request_id)
+        else:
+            status, body = kind.http_status, plain_body(kind.http_status, message, code)
     response = {
         "status_code": status,
         "request_id": answer.request_id,

@@ -21,7 +21,8 @@ _VERSION = "1"
 _DEFAULTS = CacheBody.model_validate({})
 # Fields of a chat that do not change its answer's text, or not of one that may be cached.
 CHANGES_NO_TEXT = frozenset(
-    "model stream stream_options seed n logprobs top_logprobs return_token_ids user session_id "
+    "model stream stream_options seed n logprobs top_logprobs return_token_ids "
+    "return_tokens_as_token_ids user session_id "
     "priority trivium cache".split()
 )
 # Fields of which the key has the checked values; it has all others as in the body.
@@ -32,7 +33,7 @@ CHECKED = frozenset(
     "skip_special_tokens response_format structured_outputs guided_json guided_regex "
     "guided_choice guided_grammar "
     "tools tool_choice functions function_call reasoning_effort add_generation_prompt "
-    "continue_final_message chat_template_kwargs".split()
+    "continue_final_message chat_template_kwargs thinking_token_budget".split()
 )
 _NUMBER_BITS = 53  # a metadata column stores these exactly
 

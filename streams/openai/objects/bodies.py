@@ -1,4 +1,5 @@
-"""Bodies and queries of calls about files and vector stores, with checks of types and ranges."""
+"""Bodies and queries of calls about files, vector stores and conversations, with checks of types
+and ranges."""
 
 import json
 import math
@@ -14,6 +15,7 @@ FILES_MAX = 2_000  # of one batch
 PAIRS_MAX, KEY_CHARS_MAX, VALUE_CHARS_MAX = 16, 64, 512
 NUMBER_MAX = 2**53  # of an attribute: floats store these exactly
 NAME_CHARS_MAX = 1_000
+ITEMS_MAX = 20  # of a conversation, added in one call
 QUERY_CHARS_MAX, QUERIES_MAX, RESULTS_MAX = 8_192, 16, 50
 Values = dict[str, str | float | bool]
 _Id = Annotated[str, Field(min_length=1, max_length=64)]
@@ -51,6 +53,14 @@ class StoreFilePaging(StorePaging):
     """Selects a page of a vector store's files."""
 
     filter: Literal["in_progress", "completed", "failed", "cancelled"] | None = None
+
+
+class ItemPaging(BaseModel):
+    """Selects a page of a conversation's items."""
+
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = Field(None, max_length=256)
 
 
 class Expiry(_StoreModel):
@@ -203,6 +213,25 @@ class StoreSearchBody(_StoreModel):
                 "rewrite_query: queries are not rewritten here; leave it out", "rewrite_query"
             )
         return queries
+
+
+class ConversationBody(_StoreModel):
+    """The body of POST /v1/conversations."""
+
+    items: list[dict[str, Any]] | None = Field(None, max_length=ITEMS_MAX)
+    metadata: Texts | None = None
+
+
+class ConversationChangeBody(_StoreModel):
+    """The body of POST /v1/conversations/{id}."""
+
+    metadata: Texts | None
+
+
+class ConversationItemsBody(_StoreModel):
+    """The body of POST /v1/conversations/{id}/items."""
+
+    items: list[dict[str, Any]] = Field(min_length=1, max_length=ITEMS_MAX)
 
 
 def attributes_text(attributes: Mapping[str, Any] | None) -> str:

@@ -55,6 +55,9 @@ class Objects(Protocol):
         """Write records, and wait until the table has them; raises BrokerUnavailable,
         TooManyRequests."""
 
+    async def drop(self, *keys: str) -> None:
+        """Delete the records under these keys, and wait likewise; raises BrokerUnavailable."""
+
     async def write_parts(self, file: StoredFile, parts: AsyncIterator[bytes]) -> list[int]:
         """Write a file's bytes to its partition; return the offsets."""
 
@@ -142,7 +145,6 @@ class ObjectLog:
         await self._write([(key_of(record), record) for record in records])
 
     async def drop(self, *keys: str) -> None:
-        """Delete the records under these keys."""
         await self._write([(key, None) for key in keys])
 
     async def _write(self, pairs: list[tuple[str, ObjectRecord | None]]) -> None:

@@ -1,4 +1,4 @@
-"""Files and vector stores on the OpenAPI page: bodies of calls, and schemas of answers."""
+"""Callers' objects on the OpenAPI page: bodies of calls, and schemas of answers."""
 
 from typing import Any
 
@@ -7,6 +7,9 @@ from pydantic import BaseModel
 from streams.openai.objects.bodies import (
     AttributesBody,
     BatchBody,
+    ConversationBody,
+    ConversationChangeBody,
+    ConversationItemsBody,
     StoreBody,
     StoreChangeBody,
     StoreFileBody,
@@ -17,6 +20,9 @@ _FILES, _STORES = "/v1/files", "/v1/vector_stores"
 _FILE, _STORE = _FILES + "/{file_id}", _STORES + "/{vector_store_id}"
 _IN_STORE, _BATCHES = _STORE + "/files", _STORE + "/file_batches"
 _OF_STORE, _BATCH = _IN_STORE + "/{file_id}", _BATCHES + "/{batch_id}"
+_CONVERSATIONS = "/v1/conversations"
+_CONVERSATION = _CONVERSATIONS + "/{conversation_id}"
+_ITEMS = _CONVERSATION + "/items"
 UPLOAD = _FILES
 BODIES: dict[str, type[BaseModel]] = {
     _STORES: StoreBody,
@@ -25,6 +31,9 @@ BODIES: dict[str, type[BaseModel]] = {
     _IN_STORE: StoreFileBody,
     _OF_STORE: AttributesBody,
     _BATCHES: BatchBody,
+    _CONVERSATIONS: ConversationBody,
+    _CONVERSATION: ConversationChangeBody,
+    _ITEMS: ConversationItemsBody,
 }
 TEXT: dict[str, Any] = {"type": "string"}
 _NUMBER = {"type": "number"}
@@ -76,6 +85,10 @@ _RESULT = {
     "required": ["file_id", "filename", "score", "attributes", "content"],
 }
 _PIECE = {"type": "object", "properties": {"text": TEXT}, "required": ["type", "text"]}
+_CONVERSATION_SHAPE = shape_of(
+    "conversation", id=TEXT, created_at=COUNT, metadata={"type": "object"}
+)
+_ITEM = {"type": "object", "properties": {"id": TEXT, "type": TEXT}, "required": ["id", "type"]}
 SHAPES: dict[tuple[str, str], dict[str, Any]] = {
     (_FILES, "post"): _FILE_SHAPE,
     (_FILES, "get"): list_shape(_FILE_SHAPE),
@@ -97,5 +110,13 @@ SHAPES: dict[tuple[str, str], dict[str, Any]] = {
     (_BATCH, "get"): _BATCH_SHAPE,
     (_BATCH + "/cancel", "post"): _BATCH_SHAPE,
     (_BATCH + "/files", "get"): list_shape(_STORE_FILE),
+    (_CONVERSATIONS, "post"): _CONVERSATION_SHAPE,
+    (_CONVERSATION, "get"): _CONVERSATION_SHAPE,
+    (_CONVERSATION, "post"): _CONVERSATION_SHAPE,
+    (_CONVERSATION, "delete"): _deletion_shape("conversation.deleted"),
+    (_ITEMS, "post"): list_shape(_ITEM),
+    (_ITEMS, "get"): list_shape(_ITEM),
+    (_ITEMS + "/{item_id}", "get"): _ITEM,
+    (_ITEMS + "/{item_id}", "delete"): _CONVERSATION_SHAPE,
 }
 CONTENT = (_FILE + "/content", "get")

@@ -13,6 +13,8 @@ from schemas.errors import TooManyRequests
 from schemas.records import Batch, StoredFile
 from streams.openai.objects.table import OF_CALLERS, ObjectRecord, ObjectTable, key_of
 
+_OBJECTS = "files, stores, batches and conversations"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
@@ -36,11 +38,9 @@ class Quota:
         tenant = new[0].tenant
         objects_limit = self.tenant_objects_max or max(1, self.objects_max // self.tenants)
         bytes_limit = self.tenant_bytes_max or max(1, self.bytes_max // self.tenants)
-        _check(
-            table.objects_of(tenant), len(new), objects_limit, "files, stores and batches of yours"
-        )
+        _check(table.objects_of(tenant), len(new), objects_limit, f"{_OBJECTS} of yours")
         if self.tenant_objects_max:
-            _check(table.objects_count(), len(new), self.objects_max, "files, stores and batches")
+            _check(table.objects_count(), len(new), self.objects_max, _OBJECTS)
         if size := sum(map(_min_bytes, new)):
             _check(table.bytes_of(tenant), size, bytes_limit, "bytes of your files")
             if self.tenant_bytes_max:

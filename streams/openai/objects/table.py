@@ -1,4 +1,4 @@
-"""Callers' objects as the log has them: files, vector stores and their files, batches. Pure.
+"""Callers' objects as the log has them: files, vector stores, batches, conversations. Pure.
 
 Each key has one writer at a time: desired states and results have separate keys, so neither
 overwrites the other. The last record of a key counts. Tenants are part of every key; a caller who
@@ -13,7 +13,10 @@ from schemas.records import (
     Batch,
     BatchProgress,
     FileBatch,
+    PendingTurn,
+    StoredConversation,
     StoredFile,
+    StoredItem,
     StoreFile,
     StoreFileResult,
     StoreUsed,
@@ -21,7 +24,7 @@ from schemas.records import (
 )
 from schemas.topics import object_key
 from streams.calls.ids import STORE_PREFIX
-from streams.openai.objects import batches
+from streams.openai.objects import batches, conversations
 from streams.openai.objects.ordered_ids import OrderedIds
 from streams.openai.objects.stores import DELETED, PRESENT, Store, StoreEntry
 
@@ -29,9 +32,10 @@ DAY_MS = 86_400_000
 UPLOADING, STORED = "uploading", "stored"  # states of a file, besides deleted
 RESULT, USED = "result", "used"  # last parts of keys
 OfStore = VectorStore | StoreUsed | StoreFile | StoreFileResult | FileBatch
-ObjectRecord = StoredFile | OfStore | Batch | BatchProgress
+OfConversation = StoredConversation | StoredItem | PendingTurn
+ObjectRecord = StoredFile | OfStore | Batch | BatchProgress | OfConversation
 # Records that count as a caller's objects; the other records are results of these.
-OF_CALLERS = (StoredFile, VectorStore, StoreFile, FileBatch, Batch)
+OF_CALLERS = (StoredFile, VectorStore, StoreFile, FileBatch, Batch, StoredConversation)
 FileKey = tuple[str, str, str]  # tenant, store and file
 
 
@@ -54,6 +58,8 @@ def key_of(record: ObjectRecord) -> str:
             return batches.batch_key(record.tenant, record.batch_id)
         case BatchProgress():
             return batches.progress_key(record.tenant, record.batch_id)
+        case StoredConversation() | StoredItem() | PendingTurn():
+            return conversations.conversation_key(record)
 
 
 class ObjectTable:
@@ -61,6 +67,7 @@ class ObjectTable:
 
     def __init__(self) -> None:
         self.batches = batches.BatchTable()
+        self.conversations = conversations.ConversationTable()
         self._files: dict[str, dict[str, StoredFile]] = {}
         self._stores: dict[str, dict[str, Store]] = {}
         self._file_order: dict[str, OrderedIds] = {}  # of uploaded files; kinds are purposes
@@ -141,6 +148,9 @@ class ObjectTable:
         if isinstance(record, Batch | BatchProgress):
             self.batches.set(record)
             return
+        if isinstance(record, OfConversation):
+            self.conversations.set(record)
+            return
         stores = self._stores.setdefault(record.tenant, {})
         store = stores.setdefault(record.store_id, Store())
         match record:
@@ -191,6 +201,8 @@ class ObjectTable:
                 self._drop_file(tenant, name)
             case [tenant, name, *rest] if name.startswith(batches.PREFIX):
                 self.batches.drop(tenant, name, *rest)
+            case [tenant, name, *rest] if name.startswith(conversations.PREFIX):
+                self.conversations.drop(tenant, name, *rest)
             case [tenant, name, *rest] if store := self._stores.get(tenant, {}).get(name):
                 match rest:
                     case []:

@@ -88,7 +88,7 @@ class ResponseCall:
         return {
             "options": f"{{{','.join(fields)}}}",
             "input": f"[{','.join(items)}]",
-            "history": _json(self.earlier.messages, "previous_response_id"),
+            "history": _json(self.earlier.messages, "input"),
         }
 
     def record(self, intake: CallIntake, key: StreamKey) -> StoredResponse:
@@ -158,4 +158,5 @@ def _options(body: ResponsesBody, served: str) -> Json:
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
         "user": body.user,
+        **({"conversation": {"id": name}} if (name := body.conversation_id) is not None else {}),
     }

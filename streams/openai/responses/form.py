@@ -48,6 +48,12 @@ class Form:
         """Return whether the response continues without its client, and can be cancelled."""
         return bool(self._options["background"])
 
+    @property
+    def conversation_id(self) -> str:
+        """Return the conversation that the response is part of, empty without one."""
+        conversation: dict[str, str] = self._options.get("conversation") or {"id": ""}
+        return conversation["id"]
+
     def new_output(self) -> ResponseOutput:
         """Return the output of the answer before its first token."""
         return ResponseOutput(self._custom_names)

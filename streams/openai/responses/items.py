@@ -24,15 +24,17 @@ _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # by type:
 _RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
-def items_of(request_input: str | Sequence[Item], request_id: str) -> list[Item]:
-    """Return the input as OpenAI's items, each with a type and an id; raises InvalidRequest."""
+def items_of(
+    request_input: str | Sequence[Item], request_id: str, field: str = "input"
+) -> list[Item]:
+    """Return the input as OpenAI's items, each with a type and an id; raises InvalidRequest, which
+    names `field`."""
     if isinstance(request_input, str):
         request_input = [{"role": "user", "content": request_input}]
-    return [_item(item, i, request_id) for i, item in enumerate(request_input)]
+    return [_item(item, i, request_id, f"{field}.{i}") for i, item in enumerate(request_input)]
 
 
-def _item(item: Item, i: int, request_id: str) -> Item:
-    where = f"input.{i}"
+def _item(item: Item, i: int, request_id: str, where: str) -> Item:
     kind = item.get("type")
     if kind is None:
         kind = "message" if "role" in item or "id" not in item else REFERENCE

@@ -196,3 +196,39 @@ def renamed(value: Any, ids: dict[str, str]) -> Any:
         else renamed(item, ids)
         for name, item in value.items()
     }
+
+
+async def test_conversation_goes_on_at_two_gateways(
+    running: Stack, client: openai.AsyncOpenAI
+) -> None:
+    """Each turn is at another gateway, and brings its question alone; the answer to the second one
+    calls a tool. The turns are one session, so the second one finds the KV of the first."""
+    fields = fields_of(running)
+    conversation = await client.conversations.create(metadata={"topic": "ferries"})
+    thought = "Seen.\n</think>\n\n"
+    async with responses_client(running, 1) as other_client:
+        first = await client.responses.create(
+            input=script(f"{thought}Pier 7."), conversation=conversation.id, **fields
+        )
+        async with other_client.responses.stream(
+            input=script(thought + call_script("read", path="a")),
+            conversation=conversation.id,
+            **fields,
+        ) as stream:
+            second = await stream.get_final_response()
+        items = [
+            item async for item in client.conversations.items.list(conversation.id, order="asc")
+        ]
+        kinds = ("message", "reasoning")
+        assert [item.type for item in items] == [*kinds, "message", *kinds, "function_call"]
+        assert [item.id for item in items if item.type != "message" or item.role != "user"] == [
+            item.id for item in (*first.output, *second.output)
+        ]
+        assert second.usage is not None and second.usage.input_tokens_details.cached_tokens > 0
+        requests = (await audit(running.settings.log)).requests
+        sessions = {requests[from_public(turn.id)].session_id for turn in (first, second)}
+        assert sessions == {conversation.id}
+        await other_client.conversations.delete(conversation.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(input="And?", conversation=conversation.id, **fields)
+        assert (await client.responses.retrieve(first.id)).output_text.strip() == "Pier 7."

@@ -3,15 +3,16 @@
 from typing import Any
 
 import pytest
+from anthropic.types import Message
 from openai.types.responses import Response
 
 from schemas.errors import InvalidRequest
 from schemas.model.parsers import ParserNames
-from schemas.records import AnswerDelta, DeltaKind
+from schemas.records import Answer, AnswerDelta, DeltaKind
 from streams.bridge.calls import check_call
 from streams.calls.embedding import EmbeddingsBody
 from streams.calls.request.body import ChatBody, CompletionBody
-from streams.openai.batches.lines import EMBEDDINGS, RESPONSES
+from streams.openai.batches.lines import EMBEDDINGS, MESSAGES, RESPONSES
 from tests.streams.bridge.samples import AskingBridge, answer_of, record
 from tests.streams.gateway.in_process import set_parsers
 from tests.streams.gateway.samples import MODEL
@@ -31,6 +32,7 @@ INPUT = {"model": "m", "input": "hi"}
         (CHAT, "/v1/chat/completions", ChatBody),
         ({"model": "m", "prompt": "hi"}, "", CompletionBody),
         (INPUT, RESPONSES, ChatBody),
+        ({**CHAT, "max_tokens": 9}, MESSAGES, ChatBody),
         (INPUT, EMBEDDINGS, EmbeddingsBody),
         ({**INPUT, "truncation_side": "right"}, EMBEDDINGS, EmbeddingsBody),
     ],
@@ -55,9 +57,14 @@ def test_response_call_becomes_chat_with_instructions() -> None:
     [
         (INPUT, "/v1/rerank", "endpoint: expected one of /v1/chat/completions, /v1/completions, "),
         (INPUT, "/v1/chat/completions", "messages: required, but missing"),
+        (CHAT, MESSAGES, "max_tokens: required, but missing"),
+        ({**CHAT, "max_tokens": 9, "mcp_servers": [{}]}, MESSAGES, "mcp_servers: "),
+        ({**CHAT, "max_tokens": 9, "n": 2}, MESSAGES, "n: "),
         ({**INPUT, "store": True}, RESPONSES, NOT_KEPT),
         ({**INPUT, "background": True}, RESPONSES, "background: not served for prompts"),
         ({**INPUT, "previous_response_id": "r"}, RESPONSES, "previous_response_id: not served"),
+        ({**INPUT, "conversation": "conv_1"}, RESPONSES, "conversation: not served"),
+        ({**INPUT, "conversation": {}}, RESPONSES, "conversation: expected the id"),
         ({**INPUT, "colour": "red"}, RESPONSES, "colour: unknown field"),
         ({**INPUT, "input": []}, RESPONSES, "input: expected a message, found none"),
         ({**INPUT, "input": [-1]}, EMBEDDINGS, "input.0: expected texts, or token ids"),
@@ -104,3 +111,29 @@ async def test_response_of_a_line_has_reasoning_and_tool_calls() -> None:
     assert custom.type == "custom_tool_call" and (custom.name, custom.input) == ("g", "x")
     (request,) = bridge.log.requests
     assert request.parsing is not None and '"name":"g"' in request.parsing.tools
+
+
+@virtual
+async def test_message_call_is_answered_with_message() -> None:
+    """The `anthropic` package can parse it, and that of a request which another bridge has sent."""
+    bridge = AskingBridge()
+    bridge.answer_in_turn(bridge.answer("Hel", "lo"))
+    turns = [{"role": "user", "content": "hi"}]
+    call = {"messages": turns, "system": "Greet", "max_tokens": 7, "temperature": 0.5}
+    prompt_record = record({"body": {"model": MODEL, **call}, "endpoint": MESSAGES})
+    answer = answer_of(await bridge.settle(prompt_record))
+    message = Message.model_validate_json(answer.body or "")
+    assert [block.text for block in message.content if block.type == "text"] == ["Hello"]
+    assert (message.stop_reason, message.model) == ("end_turn", MODEL)
+    assert message.usage.output_tokens == answer.completion_tokens == 2
+    assert answer.text == "Hello"
+    (request,) = bridge.log.requests
+    assert (request.sampling.max_tokens, request.sampling.temperature) == (7, 0.5)
+    recovered = await bridge.pending_prompt(prompt_record)
+    bridge.asking.begin(recovered)
+    bridge.answer("a")(bridge.log.requests[0])
+    for _ in range(2):  # it may be asked for the outcome again
+        outcome = await bridge.asking.outcome(recovered)
+        assert isinstance(outcome, Answer)
+        message = Message.model_validate_json(outcome.body or "")
+        assert [block.text for block in message.content if block.type == "text"] == ["a"]

@@ -26,6 +26,12 @@ class MemoryObjects:
         for record in records:
             self.table.apply(key_of(record), record)
 
+    async def drop(self, *keys: str) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        for key in keys:
+            self.table.apply(key, None)
+
     async def write_parts(self, file: StoredFile, parts: AsyncIterator[bytes]) -> list[int]:
         offsets = []
         async for part in parts:

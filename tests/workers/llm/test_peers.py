@@ -8,8 +8,7 @@ from schemas.errors import KvUnavailable
 from schemas.fleet import CLOCK_MARGIN_MS
 from schemas.records import KvHandle, Orchestration, WorkPhase
 from tests.workers.fakes import EPOCH, WORKER, handle, work
-from workers.llm.active_requests import check_promise, kv_fault
-from workers.llm.stream import WorkerIdentity
+from workers.llm.stream import WorkerIdentity, check_promise, kv_fault
 
 ME, NOW_MS = WorkerIdentity(worker_id=WORKER, epoch=EPOCH), 5_000
 GOOD = replace(handle(NOW_MS + 1), worker_id="peer", worker_epoch=4)

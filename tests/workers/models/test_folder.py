@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from infra.stack.configuration import Settings, dump, load
 from schemas.errors import ConfigError
+from schemas.model.parsers import ParserNames, parsers_of
 from schemas.settings import ModelSettings
 from workers.models.folder import model_folder, resolve_model
 
@@ -44,6 +46,10 @@ def test_parsers_are_resolved_with_model(tmp_path: Path, monkeypatch: pytest.Mon
     model = resolve_model(ModelSettings(path=str(tmp_path)), "vllm")
     assert (model.tool_parser, model.reasoning_parser) == ("hermes", "none")
     assert resolve_model(model, "vllm") == model
+    (tmp_path / "written.toml").write_text(dump(Settings(model=model)))
+    (tmp_path / "chat_template.jinja").unlink()
+    read = load(tmp_path / "written.toml", environ={}).model
+    assert read == model and parsers_of(read) == ParserNames(tool="hermes"), "none guesses again"
     model = resolve_model(ModelSettings(path="org/model"), "vllm")
     assert (model.tool_parser, model.reasoning_parser) == ("auto", "auto")
     sim = resolve_model(ModelSettings(reasoning_parser="qwen3"), "sim")

@@ -3,7 +3,8 @@
 `workers/llm/parsing/vllm_parser.py` implements it with vLLM's parsers. A parser is a pure function
 of the answer's tokens, which it gets one by one, so every attempt at an answer makes the same
 deltas, however the engine groups its tokens. An attempt that continues an answer feeds the prior
-tokens first. `workers/llm/active_requests.py` calls the parser of a request for each output.
+tokens first (`workers/llm/parsing/replays.py`). `workers/llm/active_requests.py` calls the parser
+of a request for each output.
 """
 
 import asyncio
@@ -39,6 +40,10 @@ class AnswerParser(Protocol):
     def binds_reasoning(self) -> bool:
         """Return whether the form binds the reasoning too, and not only what follows it."""
 
+    @property
+    def thinking_end(self) -> str:
+        """Return the text that ends reasoning; empty if the model or its parser has none."""
+
     def feed(self, token_ids: Sequence[int]) -> list[AnswerDelta]:
         """Take the next tokens; return their deltas. Raises InvalidAnswer if parsing fails."""
 
@@ -50,9 +55,10 @@ class Parsers(Protocol):
     """The parsers of one model."""
 
     def begin(self, work: Work, prompt: Sequence[int]) -> AnswerParser:
-        """Return a parser for an answer, which has taken the answer's prior tokens.
+        """Return a parser for an answer, which has to take the answer's prior tokens first.
 
-        `prompt` has the token ids of `work`. Raises InvalidRequest if its tools cannot be used.
+        `prompt` has the token ids of `work`, with these tokens at its end. Raises InvalidRequest if
+        the tools of `work` cannot be used.
         """
 
 

@@ -71,7 +71,7 @@ class VllmParsers:
         self._parser_class: type[Parser] = parser_class
 
     def begin(self, work: Work, prompt: Sequence[int]) -> "TokenParser":
-        """Return a parser for an answer, which has taken the answer's prior tokens."""
+        """Return a parser for an answer, which has to take the answer's prior tokens first."""
         parsing = work.parsing
         assert parsing is not None
         own_prompt = list(prompt[: len(prompt) - work.prior_tokens])
@@ -83,7 +83,7 @@ class VllmParsers:
             raise
         except Exception as error:  # parsers of many authors read the tools
             raise InvalidRequest(f"tools: {type(error).__name__}: {str(error)[:500]}") from error
-        answer = TokenParser(
+        return TokenParser(
             parser,
             lambda: self._parser(request, own_prompt, parsing.prior_calls),
             request,
@@ -104,8 +104,6 @@ class VllmParsers:
             CallIds(work.request_id, self._names.tool),
             reads_whole=self._names.tool in _WHOLE_ONLY and bool(request.tools),
         )
-        answer.feed(prompt[len(own_prompt) :])
-        return answer
 
     def _adjusted(self, request: ChatCompletionRequest, parser: Parser) -> ChatCompletionRequest:
         """Return the call with the form of the answer: one for calls, or for either calls or an
@@ -174,6 +172,12 @@ class TokenParser:
     def binds_reasoning(self) -> bool:
         """Return whether the form binds the reasoning too, and not only what follows it."""
         return self._request.resolve_reasoning_ended(None, self._prompt) is True
+
+    @property
+    def thinking_end(self) -> str:
+        """Return the text that ends reasoning; empty if the model or its parser has none."""
+        reasoning_parser = self._parser.reasoning_parser
+        return (reasoning_parser and reasoning_parser.reasoning_end_str) or ""
 
     def feed(self, token_ids: Sequence[int]) -> list[AnswerDelta]:
         """Take the next tokens; return their deltas."""

@@ -140,7 +140,9 @@ class SimEngine:
             return
         try:
             run = self._make_run(job)
-            if job.continues_stops and run.writer is not None:
+            if run.refuses_prior:
+                end = job.refused_prior()
+            elif job.continues_stops and run.writer is not None:
                 end = job.early_end(self._vocabulary.end_ids, run.writer.stops)
             if end is None and run.has_ended and run.writer is not None:
                 text = run.writer.stops.flush()

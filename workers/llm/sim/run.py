@@ -1,7 +1,7 @@
 """A job in the simulated engine, with its stage and its answer's limit. Pure."""
 
 from asyncio import TimerHandle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from zlib import crc32
 
@@ -64,6 +64,14 @@ class SimRun(BatchRow):
         return bool(self.script) and self.prior_tokens >= len(self.script)
 
     @property
+    def refuses_prior(self) -> bool:
+        """Return whether its form has another text than that of the prior tokens."""
+        if self.job.sampling.structured is None or not self.prior_tokens:
+            return False
+        prior = self.job.prompt_tokens[-self.prior_tokens :][: len(self.script)]
+        return list(prior) != list(self.script[: len(prior)])
+
+    @property
     def salt(self) -> int:
         """Return the salt of its table: routers know the hashes by the scope alone."""
         return (self.start << 64) + ((salt_of(self.job.cache_scope) - self.start) & MASK)
@@ -122,7 +130,42 @@ def _script(
 ) -> Script:
     """Return the tokens of an answer that is not drawn token by token; they depend on prompt, seed
     and model. The answer has a constrained form, or allowed tokens only, or the prompt has its text
-    (`sim.scripted`)."""
+    (`sim.scripted`), or its reasoning is bounded."""
+    script = _unbounded_script(job, start, settings, vocabulary, limit)
+    budget = job.sampling.thinking_token_budget
+    if budget is None or not job.thinking_end or job.binds_reasoning:
+        return script
+    end = vocabulary.script(job.thinking_end)[:-1]
+    if job.sampling.structured is not None and _place_of(end, script) is None:
+        return script  # a text of the form, without reasoning
+    if not script:
+        word_ids = tuple(token_id for (token_id,) in vocabulary.ids)
+        sampling = replace(job.sampling, allowed_token_ids=word_ids)
+        script = vocabulary.allowed_script(
+            sampling, _prompt_seed(job, start), limit + 1, settings.end_every_tokens
+        )
+    place = _place_of(end, script)
+    if place is not None:
+        return script if place <= budget else (*script[:budget], *script[place:])
+    return script if len(script) <= budget else (*script[:budget], *end, *script[budget:])
+
+
+def _place_of(end: Script, script: Script) -> int | None:
+    """Return where an answer ends its reasoning by itself, or None."""
+    ids, end_ids = [token_id for token_id, _ in script], [token_id for token_id, _ in end]
+    places = range(len(ids) - len(end_ids) + 1)
+    return next((i for i in places if ids[i : i + len(end_ids)] == end_ids), None)
+
+
+def _prompt_seed(job: Job, start: int) -> int:
+    prompt = job.prompt_tokens[: len(job.prompt_tokens) - job.prior_tokens]
+    base_seed = (job.sampling.seed or 0) if job.sampling.temperature > 0 else 0
+    return mix((base_seed + start + crc32(pack_tokens(prompt))) & MASK)
+
+
+def _unbounded_script(
+    job: Job, start: int, settings: SimSettings, vocabulary: Vocabulary, limit: int
+) -> Script:
     sampling = job.sampling
     prompt = job.prompt_tokens[: len(job.prompt_tokens) - job.prior_tokens]
     if settings.scripted:
@@ -135,8 +178,7 @@ def _script(
     vocab = vocabulary.tokenizer.get_vocab_size()
     if (highest := max(sampling.allowed_token_ids, default=0)) >= vocab:
         raise InvalidRequest(f"allowed_token_ids: expected ids below {vocab}, found {highest}")
-    base_seed = (sampling.seed or 0) if sampling.temperature > 0 else 0
-    seed = mix((base_seed + start + crc32(pack_tokens(prompt))) & MASK)
+    seed = _prompt_seed(job, start)
     if sampling.structured is not None:
         return _script_in_form(sampling.structured, sampling, seed, vocabulary, limit)
     return vocabulary.allowed_script(sampling, seed, limit + 1, settings.end_every_tokens)

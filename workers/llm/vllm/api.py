@@ -67,6 +67,7 @@ def sampling_params(
         logit_bias={int(token): bias for token, bias in sampling.logit_bias.items()} or None,
         allowed_token_ids=list(sampling.allowed_token_ids) or None,
         bad_words=list(sampling.bad_words),
+        thinking_token_budget=sampling.thinking_token_budget,
         structured_outputs=form and StructuredOutputsParams(**params_fields(form)),
         extra_args=extra or None,
         output_kind=RequestOutputKind.DELTA,

@@ -38,11 +38,13 @@ class KvEndings:
         """
         name, reason = run.job.request_id, output.finish_reason
         if reason not in ("stop", "length"):
-            job, why = run.job, ""
-            if job.prior_tokens and job.sampling.structured is not None:
-                why = f"; its form may refuse the answer's first {job.prior_tokens} tokens"
-            failed = EngineFailed(f"{name}: vLLM ended it with {reason!r}{why}")
-            return replace(output, finish_reason="error", error=failed.to_wire())
+            job = run.job
+            # Before its first token, only the form can fail: it was usable when its tokens were
+            # generated, and KV that is not loaded is computed.
+            has_form = job.sampling.structured is not None
+            if reason == "error" and job.prior_tokens and has_form and not run.has_sampled:
+                return job.refused_prior()
+            return Output.failed(name, EngineFailed(f"{name}: vLLM ended it with {reason!r}"))
         if run.hands_over and (run.job.is_paired or reason == "length"):
             return self._hand_over(run, output, kv_params)
         kv = None

@@ -331,6 +331,7 @@ class VllmEngine:
                 missed = run.missed.to_wire()
         token_ids = tuple(part.token_ids)
         if token_ids:
+            run.has_sampled = True
             self._runs.token_s = now_s
             self._counts["tokens"] += len(token_ids)
             if self._settings.keep_decoded_kv_ms:

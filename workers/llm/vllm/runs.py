@@ -39,6 +39,7 @@ class VllmRun:
     awaited_ms: int = 0  # until when a peer may write KV into its blocks; 0: no peer writes
     tokens: list[int] = field(default_factory=list)  # generated ones, if its KV is to be kept
     has_begun: bool = False
+    has_sampled: bool = False
     cached_tokens: int = 0
     task: asyncio.Task[None] | None = None
     deadline: asyncio.TimerHandle | None = None

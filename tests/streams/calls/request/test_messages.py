@@ -14,6 +14,7 @@ from streams.calls.request.chat import chat_of
 from streams.calls.request.tokenizer import Tokenizer
 from streams.calls.request.tools import tools_of
 from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.parsed_answers import parsing_gateway
 from tests.streams.gateway.samples import MODEL, chat
 from tests.streams.gateway.small_tokenizer import tokenizer, tokenizer_folder
 
@@ -209,6 +210,22 @@ async def test_continue_final_message_leaves_last_turn_open() -> None:
     text = tokenizer().encoder.raw.decode(tokenized["tokens"], skip_special_tokens=False)
     assert text == "<s><|user|>q</s><|assistant|>It </s> is"
     assert tokenized["tokens"].count(tokenizer().encoder.raw.token_to_id("</s>")) == 1
+
+
+@pytest.mark.parametrize("budget", [0, 64, -1, None])
+async def test_budget_of_reasoning_is_taken(budget: int | None) -> None:
+    gateway = parsing_gateway()
+    await call(gateway, chat(thinking_token_budget=budget))
+    expected = None if budget == -1 else budget
+    assert gateway.log.requests[0].sampling.thinking_token_budget == expected
+
+
+@pytest.mark.parametrize("parser", ["none", "granite", "muse_glimmer"])
+async def test_budget_is_refused_if_end_of_reasoning_is_unknown(parser: str) -> None:
+    gateway = InProcessGateway(parsers=ParserNames(reasoning=parser))
+    status, answer = await call(gateway, chat(thinking_token_budget=64))
+    assert (status, answer["error"]["param"]) == (400, "thinking_token_budget")
+    assert not gateway.log.sent_records
 
 
 async def test_session_is_found_after_a_call_that_became_text() -> None:

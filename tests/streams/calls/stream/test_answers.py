@@ -28,7 +28,7 @@ async def test_whole_chat_answer_has_openai_shape() -> None:
     assert answer["object"] == "chat.completion"
     assert answer["model"] == MODEL
     (choice,) = answer["choices"]
-    assert choice["message"] == {"role": "assistant", "content": "Hello"}
+    assert choice["message"] == {"role": "assistant", "content": "Hello", "reasoning": None}
     assert choice["finish_reason"] == "stop"
     assert answer["usage"] == {
         "prompt_tokens": 7,
@@ -93,7 +93,8 @@ async def test_prompts_of_completion_become_choices_in_order() -> None:
     assert answer["choices"][0]["text"] == "a"
 
 
-async def test_logprobs_have_chat_and_completion_shapes() -> None:
+@pytest.mark.parametrize(("names_ids", "name"), [(None, "é"), (False, "é"), (True, "token_id:1")])
+async def test_logprobs_have_chat_and_completion_shapes(names_ids: bool | None, name: str) -> None:
     top = [TopLogprob(token_id=1, token="é", logprob=-0.5)]
     tokens = [TokenLogprob(token_id=1, token="é", logprob=-0.5, top=top)]
     for path, body in (
@@ -111,16 +112,17 @@ async def test_logprobs_have_chat_and_completion_shapes() -> None:
             log.hub.apply(frame(request.request_id, ["é"], end=end, logprobs=[rows]), 0.0)
 
         log.on_request = answer
+        body["return_tokens_as_token_ids"] = names_ids
         _, body_of_answer = await call(gateway, body, path)
         form = body_of_answer["choices"][0]["logprobs"]
         if "chat" in path:
-            token_entry = {"token": "é", "logprob": -0.5, "bytes": [195, 169]}
+            token_entry = {"token": name, "logprob": -0.5, "bytes": [*name.encode()]}
             assert form == {"content": [{**token_entry, "top_logprobs": [token_entry]}]}
         else:
             assert form == {
-                "tokens": ["é"],
+                "tokens": [name],
                 "token_logprobs": [-0.5],
-                "top_logprobs": [{"é": -0.5}],
+                "top_logprobs": [{name: -0.5}],
                 "text_offset": [0],
             }
 

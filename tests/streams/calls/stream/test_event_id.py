@@ -34,6 +34,7 @@ KEY = StreamKey(
     deadline_ms=1_700_000_060_000,
     choices=1,
     tenant="alice",
+    names_ids=True,
 )
 IDS = EventIds(EVENT_KEY, choices_max=16)
 ID = IDS.name(KEY).decode() + ".2-5-7f"

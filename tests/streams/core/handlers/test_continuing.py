@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import PriorRefused
 from schemas.records import (
     Continued,
     DecisionKind,
@@ -135,6 +136,24 @@ def test_request_restarts_when_no_reader_reports_in_time() -> None:
     lose(on)
     on.report_progress("r1", 2, *SAID)
     assert on.works[-1].prior_tokens == 3
+
+
+def test_answer_restarts_when_its_form_refuses_prior_tokens() -> None:
+    """Nobody is asked again: readers would report the same tokens."""
+    on = lost_while_decoding(4)
+    on.report_progress("r1", 1, *SAID)
+    refused = PriorRefused("refused").to_wire()
+    effects = on.phase(on.works[-1], PhaseKind.FAILED, error=refused)
+    marks = [effect for effect in effects if isinstance(effect, RequestProgress)]
+    assert [(mark.void.attempt, mark.void.asks) for mark in marks] == [(2, False)]
+    assert state_of(on, "r1") is State.CONTINUING
+    assert on.rebuilt().view() == on.router.view()
+    on.read()
+    assert (on.works[-1].attempt, on.works[-1].prior_tokens) == (3, 0)
+    assert on.works[-1].prompt_tokens == on.works[0].prompt_tokens
+    lose(on)
+    on.report_progress("r1", 3, *SAID)
+    assert on.works[-1].prior_tokens == 3, "only that attempt was refused"
 
 
 def test_router_ignores_progress_of_other_attempts_and_repeats() -> None:

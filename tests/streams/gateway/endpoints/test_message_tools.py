@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from schemas.model.parsers import ParserNames
 from tests.streams.gateway.answering import beside
 from tests.streams.gateway.endpoints.test_messages import (
     MESSAGE,
@@ -17,6 +18,7 @@ from tests.streams.gateway.parsed_answers import (
     PARSERS,
     called,
     content,
+    parsed_answer,
     parsing_gateway,
     prompt_of,
     reasoning,
@@ -132,6 +134,17 @@ async def test_thinking_is_switched_by_call(thinking: Any, thinks: bool, is_show
     parsing = gateway.log.requests[0].parsing
     assert parsing is not None and parsing.include_reasoning is is_shown
     assert json.loads(parsing.template_kwargs)["enable_thinking"] is thinks
+
+
+@pytest.mark.parametrize(("parser", "expected"), [("qwen3", 32), ("granite", None)])
+async def test_budget_bounds_thinking_if_its_end_is_known(
+    parser: str, expected: int | None
+) -> None:
+    """Clients send budgets for any model, so none is refused."""
+    gateway = InProcessGateway(parsers=ParserNames(tool="hermes", reasoning=parser))
+    gateway.log.on_request = parsed_answer(gateway, [[content("a")]])
+    await created(gateway, thinking={"type": "enabled", "budget_tokens": 32})
+    assert gateway.log.requests[0].sampling.thinking_token_budget == expected
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice: expected"),
     ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice: expected"),
     ({"truncation": "some"}, "truncation: expected 'auto' or 'disabled'"),
-    ({"conversation": "conv_1"}, "conversation: not supported; conversations are not"),
+    ({"conversation": 1}, "conversation: expected the id of a conversation"),
     ({"prompt": {"id": "p"}}, "prompt: not supported"),
     ({"include": ["reasoning.what"]}, "include.0: expected"),
     ({"top_logprobs": 3}, "top_logprobs: needs"),

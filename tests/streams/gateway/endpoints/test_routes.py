@@ -40,6 +40,8 @@ async def test_routes_list_models_tokenize_and_report_unknown_paths() -> None:
             "tokens": [0, 3, 275, 1, 4],
             "token_strs": ["<s>", "<|user|>", "hello", "</s>", "<|assistant|>"],
         }
+        plain = await client.post("/tokenize", json=chat("hello"))
+        assert plain.json() == {**tokenized.json(), "token_strs": None}
         both = await client.post("/tokenize", json={**chat(), "prompt": "x"})
         assert both.status_code == 400
         nowhere = await client.get("/v2/chat")

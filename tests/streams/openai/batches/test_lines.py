@@ -12,6 +12,7 @@ from streams.openai.batches.lines import (
     EMBEDDINGS,
     ENDPOINTS,
     ERRORS_MAX,
+    MESSAGES,
     FileCheck,
     answer_line,
     call_of,
@@ -128,6 +129,22 @@ def test_answer_line_has_openai_shape() -> None:
         "code": "context_length_exceeded",
     }
     assert answer_line("x", "a", answer())[1], "no answer, and no error: an error of ours"
+
+
+def test_error_line_of_message_has_anthropic_shape() -> None:
+    refused = answer(error_code="context_length_exceeded", error_message="9 tokens")
+    text, is_error = answer_line("batch_req_1_0", "a", refused, MESSAGES)
+    failure = json.loads(text)["response"]
+    assert is_error and failure["status_code"] == 400
+    assert failure["body"] == {
+        "type": "error",
+        "error": {
+            "type": "invalid_request_error",
+            "message": "prompt is too long: 9 tokens",
+            "details": {"error_code": "context_length_exceeded"},
+        },
+        "request_id": "r1",
+    }
 
 
 @pytest.mark.parametrize("status", ["expired", "cancelled"])

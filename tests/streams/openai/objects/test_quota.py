@@ -14,7 +14,9 @@ from tests.streams.openai.objects.test_table import STORE, file, result, store_f
 def test_quota_limits_each_tenant_separately() -> None:
     quota = Quota(objects_max=4, bytes_max=40, tenants=2)
     table = table_of(file(bytes=9), STORE)
-    with pytest.raises(TooManyRequests, match="2 files, stores and batches of yours.*more than 2"):
+    with pytest.raises(
+        TooManyRequests, match="2 files, stores, batches and c.* of yours.*more than 2"
+    ):
         quota.check(table, [file("file-2")])
     quota.check(table, [file("file-2", tenant="u", bytes=20)])
     with pytest.raises(TooManyRequests, match="0 bytes of your files.*21 more.*more than 20"):
@@ -30,7 +32,9 @@ def test_quota_always_accepts_results() -> None:
     quota.check(table, [result()])
     table.apply(key_of(result()), result())
     assert table.objects_of("t") == 3 and len(table) == 4
-    with pytest.raises(TooManyRequests, match="3 files, stores and batches are kept"):
+    with pytest.raises(
+        TooManyRequests, match="3 files, stores, batches and conversations are kept"
+    ):
         quota.check(table, [file("file-2", tenant="u")])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import PriorRefused
 from schemas.records import Structured, StructuredKind
 from tests.workers.llm.engine_pair import Pair
 from tests.workers.llm.engines import Answer, collected, handed_over, job
@@ -89,6 +90,19 @@ def test_ended_form_ends_at_once(pair: Pair) -> None:
     assert whole.last.finish_reason == "stop"
     (rest,) = rests(pair, [(len(whole.token_ids), len(whole.text))], whole, **fields)
     assert (rest.token_ids, rest.text, rest.last.finish_reason) == ([], "", "stop")
+
+
+def test_form_that_refuses_prior_tokens_is_reported(pair: Pair) -> None:
+    """As an error of its own, with which the router restarts the answer."""
+    fields: dict[str, Any] = {"structured": FORMS[0], "max_tokens": 60, "ignore_eos": False}
+    whole = pair.answer(prompt_tokens=PROMPT, **fields)
+    backwards = [*reversed(whole.token_ids[:-1])]  # it begins with what closes the object
+    tokens = [*PROMPT, *backwards]
+    refused = pair.answer(
+        prompt_tokens=tokens, prior_tokens=len(backwards), prior_chars=1, **fields
+    )
+    assert (refused.token_ids, refused.error_code) == ([], PriorRefused.code)
+    assert pair.answer(prompt_tokens=PROMPT, **fields).token_ids == whole.token_ids
 
 
 def test_hand_over_continues_answer_with_form(pair: Pair) -> None:

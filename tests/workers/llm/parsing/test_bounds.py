@@ -27,6 +27,7 @@ class WithholdingParsers:
         return self
 
     binds_reasoning = False
+    thinking_end = ""
 
     def feed(self, token_ids: Sequence[int]) -> list[AnswerDelta]:
         self._count += len(token_ids)

@@ -80,7 +80,9 @@ class ParsedModel:
             parsing=parsing,
             sampling=sampling,
         )
-        return self.parsers.begin(order, prompt)
+        parser = self.parsers.begin(order, prompt)
+        parser.feed(prior_ids)
+        return parser
 
 
 def parsed(
@@ -132,6 +134,8 @@ def test_parser_reads_reasoning_and_continues_after_any_token(name: str, tmp_pat
     model = ParsedModel(tmp_path, REASONED[name], reasoning=name)
     answer, end = parsed(model, Parsing(template_kwargs=THINKS), REASONED[name])
     assert (answer.reasoning.strip(), answer.content.strip()) == (REASONING_TEXT, CONTENT)
+    bounds_reasoning = ParserNames(reasoning=name).bounds_reasoning
+    assert bool(model.begin(Parsing()).thinking_end) is bounds_reasoning
     assert end.finish_reason == "stop"
 
 
