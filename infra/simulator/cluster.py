@@ -25,6 +25,7 @@ from infra.simulator.members.router import PARTITION, ROUTER, Carriers, SimRoute
 from infra.simulator.members.searches import SimRetrievalPool
 from infra.simulator.members.worker import SimWorker
 from infra.simulator.members.worker_process import Ports
+from infra.simulator.models import OneModel
 from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.script import SimConversation
 from schemas.errors import RecordTooLarge
@@ -127,11 +128,12 @@ class Cluster:
         keeps_log: bool = False,  # a router that takes over reads it
         searches_seed: int | None = None,  # None: no request wants retrieval
         probes: bool = False,  # some requests also search during their answers
+        models: OneModel | None = None,  # what workers serve; None: one model
         checkers: Sequence[Checker] = (),
         faults: Sequence[SimFault] = (),
     ) -> None:
         self.clock = Clock()
-        self.setup, self.shape = setup, shape
+        self.setup, self.shape, self.models = setup, shape, models or OneModel()
         self.bus = Bus(self.clock, setup.bus_ms, record_bytes_max)
         self.links = KvLinks(self.clock, setup)
         self.router = SimRouter(
@@ -213,6 +215,7 @@ class Cluster:
             self.members.peer_view_of(worker_id),
             ports,
             self.gpu_of(worker_id),
+            self.models.first(worker_id),
         )
 
     def gpu_of(self, worker_id: str) -> Callable[..., SimGpu]:
@@ -223,7 +226,7 @@ class Cluster:
         """Return the block hashes of a job's prompt and answer."""
         request_id = job.request_id.rpartition(".")[0]
         plain = job.prompt_tokens[: len(job.prompt_tokens) - job.prior_tokens]
-        return self.clients.hashes(request_id, plain, self.setup.block_tokens)
+        return self.clients.hashes(request_id, plain, self.setup.block_tokens, job.cache_scope)
 
     def run(self, conversations: Sequence[SimConversation]) -> None:
         """Serve the conversations to their ends. May be called again, later in virtual time."""

@@ -13,7 +13,8 @@ from infra.scaling.scaler import Scaler
 from infra.scaling.settings import ScalingSettings
 from infra.scaling.steps import DrainWorker, MoveWorker, ReloadWorker, StartWorker, Step, steps
 from infra.simulator.cluster import Checker, Cluster
-from infra.simulator.members.worker import MODEL, SimWorker
+from infra.simulator.members.worker import SimWorker
+from infra.simulator.models import MODEL
 from schemas.fleet import FleetView
 from schemas.records import Heartbeat, Registration, Role
 from schemas.settings import LogSettings

@@ -179,11 +179,12 @@ class Router:
     def _backlog(self, model: str, now_ms: int) -> Backlog:
         queue, by_id = self.tables.queues.of(model), self.tables.requests.by_id
         waiting, demand = queue.admission, queue.demand
-        since_ms = min((by_id[request_id].queued_ms for request_id in waiting), default=now_ms)
+        queued = [by_id[request_id] for request_id in (*waiting, *queue.unserved)]
+        since_ms = min((live.queued_ms for live in queued), default=now_ms)
         step_ms, sharing_ms = self.placer.estimates_of(model).decode.coefficients[:2]
         return Backlog(
             model=model,
-            waiting=len(waiting),
+            waiting=len(queued),
             oldest_ms=max(0, now_ms - since_ms),
             slack_ms=waiting.slack_ms(now_ms),
             handing_over=len(queue.handovers),

@@ -21,6 +21,7 @@ from streams.core.fleet.workers import Fleet, Gateway, Life
 from streams.core.requests.admission import CLASSES, Admission
 from streams.core.requests.context import SessionHistories
 from streams.core.requests.live import LiveRequest, SessionKey, session_key, with_reader
+from streams.core.requests.unserved import UnservedRequests
 from streams.core.states import ON_WORKERS, STANDS_ON, Side, State
 
 EARLY_CANCEL_MS = 60_000
@@ -37,15 +38,32 @@ _WITH_DECODE = {state for state in ON_WORKERS if Side.DECODE in STANDS_ON[state]
 class ModelQueue:
     """The requests of one model that wait for workers, and the demand on these workers."""
 
-    def __init__(self, settings: RouterSettings) -> None:
+    def __init__(self, model: str, settings: RouterSettings) -> None:
+        self.model = model
         self.admission = Admission(
             requests_max=settings.queue_requests_max, tokens_max=settings.queue_tokens_max
         )
+        self.unserved = UnservedRequests()
         self.demand = Demand()
         self.live = 0  # requests that have arrived and have not ended
         self.handovers: dict[str, LiveRequest] = {}  # first in, first out
         self.before_decode = 0  # prefilling or handing over
         self.retrieving = 0
+
+    @property
+    def waiting(self) -> int:
+        """Return how many requests wait for a placement."""
+        return len(self.admission) + len(self.unserved)
+
+    def shed_unserved(self) -> list[str]:
+        """Drop unserved requests that the queue has no room for; return their ids."""
+        admission, shed = self.admission, list[str]()
+        while self.unserved and (
+            self.waiting > admission.requests_max
+            or admission.tokens + self.unserved.tokens > admission.tokens_max
+        ):
+            shed.append(self.unserved.take_last())
+        return shed
 
 
 class ModelQueues:
@@ -60,7 +78,7 @@ class ModelQueues:
 
     def of(self, model: str) -> ModelQueue:
         """Return the queue of a model, or an empty one if it has had no request."""
-        return self._queues.get(model) or ModelQueue(self._settings)
+        return self._queues.get(model) or ModelQueue(model, self._settings)
 
     def open(self, model: str) -> ModelQueue:
         """Return the queue of a model for a new request."""
@@ -68,7 +86,7 @@ class ModelQueues:
 
     def busy(self) -> list[ModelQueue]:
         """Return the queues with requests that wait for a placement or a hand-over."""
-        return [queue for queue in self._queues.values() if queue.admission or queue.handovers]
+        return [queue for queue in self._queues.values() if queue.waiting or queue.handovers]
 
     def sweep(self, served: Container[str]) -> None:
         """Drop the queues of models without live requests that no worker serves."""
@@ -149,6 +167,8 @@ class LiveRequests:
         retrieving = (state is State.RETRIEVING) - (before is State.RETRIEVING)
         self.retrieving += retrieving
         queue.retrieving += retrieving
+        if before is State.QUEUED:
+            queue.unserved.remove(live.request_id)
         if before in _BEFORE_DECODE:
             queue.before_decode -= 1
             queue.handovers.pop(live.request_id, None)
@@ -379,10 +399,16 @@ class RouterTables:
     def enqueue(self, live: LiveRequest, now_ms: int) -> None:
         """Put a request into its model's queue, or into the best class if it was placed before.
         Adds the requests that the queue must shed for it to `shed`."""
-        request = live.request
-        queue = self.queues.of(request.model)
+        queue = self.queues.of(live.request.model)
         self.requests.move(live, State.QUEUED)
         queue.demand.queued.add(now_ms, prompt_tokens=live.prompt_tokens)
+        self.let_wait(live, now_ms)
+        self.shed += queue.shed_unserved()
+
+    def let_wait(self, live: LiveRequest, now_ms: int) -> None:
+        """Put a request into its model's queue that is already counted as queued."""
+        request = live.request
+        queue = self.queues.of(request.model)
         prefill_ms = live.prompt_tokens * 1000 // ASSUMED_PREFILL_TOKENS_PER_S
         decode_ms = int(request.sampling.max_tokens * ASSUMED_STEP_MS)
         self.shed += queue.admission.arrive(
@@ -398,7 +424,7 @@ class RouterTables:
 
     def queue_length(self, model: str) -> int:
         """Return how many requests of a model wait for a placement."""
-        return len(self.queues.of(model).admission)
+        return self.queues.of(model).waiting
 
     def take_effects(self) -> list[Effect]:
         """Return the effects since the last call."""

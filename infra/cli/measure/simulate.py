@@ -59,8 +59,9 @@ def simulate(
 
     Run the real router, gateways and workers on virtual time, with faults of all kinds.
 
-    Each seed determines workers, load and faults. Checkers outside the code examine every step.
-    Then all faults end, and every client must be served. Exit code 1 if an invariant was broken.
+    Each seed determines workers, models, load and faults. Checkers outside the code examine every
+    step. Then all faults end, and every client must be served. Exit code 1 if an invariant was
+    broken.
     """
     if seed is not None:
         _run_seed(seed, faults, clients, minimize=minimize, as_json=as_json)

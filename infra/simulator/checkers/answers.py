@@ -1,7 +1,8 @@
 """Invariants 1 and 2: which tokens of an answer are in the log, and which its client receives.
 
 Engines of a simulated cluster generate, at each place of an answer, a number and a letter that
-follow from the request's id and the place; this module computes both again.
+follow from the request's id, its model and adapter, and the place; this module computes both
+again.
 """
 
 from collections import defaultdict
@@ -11,6 +12,7 @@ from zlib import crc32
 from infra.simulator.cluster import Checker, Cluster
 from infra.simulator.members.clients import ClientRequest
 from infra.simulator.members.router import ROUTER
+from infra.simulator.models import NAMES, answer_name
 from schemas.records import (
     Decision,
     DecisionKind,
@@ -19,6 +21,7 @@ from schemas.records import (
     OutcomeKind,
     Phase,
     PhaseKind,
+    Request,
     TokenFrame,
     Usage,
     Work,
@@ -29,9 +32,10 @@ Stream = tuple[str, int]  # request and attempt
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def expected(request_id: str, first: int, count: int) -> tuple[list[int], str]:
-    """Return the numbers and letters of an answer from place `first` on."""
-    base = crc32(request_id.encode()) % 256
+def expected(name: str, first: int, count: int) -> tuple[list[int], str]:
+    """Return the numbers and letters of an answer from place `first` on; `name` is that of
+    `answer_name`."""
+    base = crc32(name.encode()) % 256
     numbers = [number % 256 for number in range(base + first, base + first + count)]
     letter = (base % 26 + first) % 26
     return numbers, (_LETTERS * (1 + (letter + count) // 26))[letter : letter + count]
@@ -43,12 +47,16 @@ class AnswerLogChecker(Checker):
     def __init__(self) -> None:
         self._tokens: defaultdict[Stream, int] = defaultdict(int)  # number of tokens in the log
         self._ended_streams: set[Stream] = set()
+        self._names: dict[str, str] = {}  # of answers, by request
         self._pairs: dict[Stream, str] = {}  # prefill worker of each paired stream
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
         """Check the tokens, phases and outcomes of all streams."""
         if isinstance(record, TokenFrame):
             self._frame(record)
+        elif isinstance(record, Request):
+            name = answer_name(record.request_id, record.model, record.adapter)
+            self._names.setdefault(record.request_id, name)
         elif isinstance(record, Work):
             stream = record.request_id, record.attempt
             self._tokens[stream] = max(self._tokens[stream], record.prior_tokens)
@@ -86,12 +94,18 @@ class AnswerLogChecker(Checker):
             stream = request_id, attempt
             ids, at = list(frame.token_ids[at : at + count]), at + count
             assert first_char == first, f"{stream}: text of another place"
-            assert (ids, text) == expected(request_id, first, count), f"{stream}: other tokens"
+            answers = [expected(name, first, count) for name in self._names_of(request_id)]
+            assert (ids, text) in answers, f"{stream}: other tokens"
             assert first <= self._tokens[stream], f"{stream}: a gap before token {first}"
             late = frame.worker_id == self._pairs.get(stream) and first + count == 1
             assert late or stream not in self._ended_streams, f"{stream}: tokens after the end"
             self._tokens[stream] = max(self._tokens[stream], first + count)
         self._ended_streams.update((end.request_id, end.attempt) for end in frame.ends)
+
+    def _names_of(self, request_id: str) -> list[str]:
+        """Return the name of a request's answer; all possible ones if its work was forged."""
+        name = self._names.get(request_id)
+        return [answer_name(request_id, *name) for name in NAMES] if name is None else [name]
 
 
 class ClientChecker(Checker):
@@ -103,7 +117,8 @@ class ClientChecker(Checker):
     def on_tokens(self, request: ClientRequest, tokens: Sequence[int], text: str) -> None:
         """Check the next tokens of an answer."""
         name = request.request_id
-        expected_answer = expected(name, self._places[name], len(tokens))
+        answer = answer_name(name, request.model, request.adapter)
+        expected_answer = expected(answer, self._places[name], len(tokens))
         assert (list(tokens), text) == expected_answer, (
             f"{name}: other tokens at {self._places[name]}"
         )

@@ -1,5 +1,6 @@
 """Invariant 6: everything is bounded."""
 
+from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
@@ -33,7 +34,7 @@ class Bounds(Checker):
 
     def __init__(self, queue_requests_max: int) -> None:
         self._queue_max = queue_requests_max
-        self._arrived: set[str] = set()  # request ids; records may be repeated
+        self._models: dict[str, str] = {}  # by request id; records may be repeated
         self._queued: set[str] = set()
         self._granted: dict[str, int] = {}
         self._codec = shared_codec()
@@ -42,9 +43,10 @@ class Bounds(Checker):
     def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """Check the number of requests that wait for admission."""
         if isinstance(event, RequestArrived):
-            if event.request.request_id not in self._arrived:
-                self._queued.add(event.request.request_id)
-            self._arrived.add(event.request.request_id)
+            request = event.request
+            if request.request_id not in self._models:
+                self._queued.add(request.request_id)
+                self._models[request.request_id] = request.model
         elif isinstance(event, OutcomeArrived):
             self._queued.discard(event.outcome.request_id)
         for effect in effects:
@@ -57,8 +59,10 @@ class Bounds(Checker):
                 self._queued.discard(effect.decision.request_id)
         if isinstance(event, PartitionReady):
             self._is_down = False
-        waiting = 0 if self._is_down else len(self._queued)
-        assert waiting <= self._queue_max, f"{waiting} wait for admission"
+        if not self._is_down and len(self._queued) > self._queue_max:
+            waiting = Counter(self._models[request_id] for request_id in self._queued)
+            longest = max(waiting.values())  # each model has its own queue
+            assert longest <= self._queue_max, f"{longest} wait for admission"
 
     def on_router_death(self) -> None:
         """Note that the router is down: requests wait in the log meanwhile."""

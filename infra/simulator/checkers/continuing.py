@@ -11,6 +11,7 @@ from infra.simulator.checkers.answers import expected
 from infra.simulator.cluster import Checker
 from infra.simulator.log.bus import LOST
 from infra.simulator.members.clients import ClientRequest
+from infra.simulator.models import answer_name
 from schemas.records import Continued, Request, TokenFrame, Work
 
 _Stream = tuple[str, int]  # request and attempt
@@ -109,7 +110,8 @@ class ContinuationChecker(Checker):
         assert work.prior_tokens == self._tokens_at_mark[before], (
             f"{stream}: goes on behind {work.prior_tokens} tokens"
         )
-        tokens, _ = expected(work.request_id, 0, work.prior_tokens)
+        name = answer_name(work.request_id, work.model, work.adapter)
+        tokens, _ = expected(name, 0, work.prior_tokens)
         packed = b"".join(token.to_bytes(_TOKEN_BYTES, "little") for token in tokens)
         assert work.prompt_tokens.endswith(packed), f"{stream}: behind another answer"
         assert work.prior_chars == work.prior_tokens, f"{stream}: its text is behind its tokens"

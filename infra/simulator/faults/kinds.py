@@ -189,14 +189,16 @@ def heal(cluster: Cluster) -> None:
 
 
 def _heal_workers(cluster: Cluster) -> None:
-    for name, _ in cluster.shape.roles():
-        worker = cluster.workers[name]
+    workers = {name: cluster.workers[name] for name, _ in cluster.shape.roles()}
+    changes = cluster.models.settle({name: worker.served for name, worker in workers.items()})
+    for name, worker in workers.items():
+        worker.served = changes.get(name, worker.served)
         worker.wall.ahead_ms, worker.is_mute = 0.0, False
         late = cluster.clock.now_ms - worker.beat_ms >= LEASE_MS
         if not worker.alive:
             worker.restart()
             cluster.members.join(worker)
-        elif late or worker.process.requests.draining:
+        elif late or worker.process.requests.draining or name in changes:
             cluster.members.rejoin(worker)
         elif worker.clock.is_asleep:
             worker.clock.wake()

@@ -6,6 +6,7 @@ from functools import partial
 from infra.simulator.cluster import Cluster
 from infra.simulator.members.gateways import SimAnswer
 from infra.simulator.members.router import PARTITION
+from infra.simulator.members.worker import SimWorker
 from schemas.records import Cancellation, CancelReason, Outcome, Request
 from streams.core.events import CancellationArrived, ResumptionArrived
 
@@ -31,8 +32,14 @@ def restart(cluster: Cluster, worker_id: str) -> None:
     """Restart a dead worker without state, in a new epoch."""
     worker = cluster.workers[worker_id]
     if not worker.alive:
-        worker.restart()
-        cluster.members.join(worker)
+        _start(cluster, worker)
+
+
+def _start(cluster: Cluster, worker: SimWorker) -> None:
+    """Start a worker's next process, which may serve another model."""
+    worker.served = cluster.models.following(worker.worker_id, worker.epoch, worker.served)
+    worker.restart()
+    cluster.members.join(worker)
 
 
 def crash_on_outcome(cluster: Cluster, worker_id: str, late_ms: float, for_ms: float) -> None:
@@ -64,8 +71,7 @@ def drain(cluster: Cluster, worker_id: str, for_ms: float) -> None:
     def end() -> None:
         if worker.process is process and not worker.is_silent:
             cluster.members.leave(worker)
-            worker.restart()
-            cluster.members.join(worker)
+            _start(cluster, worker)
 
     if process.alive:
         process.drain()

@@ -6,6 +6,7 @@ from zlib import crc32
 
 from infra.simulator.machine.block_cache import SequenceBlocks
 from infra.simulator.machine.gpu import GpuSequence
+from infra.simulator.models import answer_name
 from schemas.records import KvHandle, WorkPhase
 from schemas.rules.tokens import token_count
 from workers.llm.engine import Job, Output
@@ -20,13 +21,15 @@ _LETTERS = ascii_lowercase * (_ANSWER_TOKENS_MAX // len(ascii_lowercase) + 2)
 class Computation:
     """One job of an engine; `hashes` are of the blocks of its prompt and answer.
 
-    Each token of an answer depends on the request and its position alone, as with a fixed seed.
+    Each token of an answer depends on the request, the model with its adapter, and the token's
+    position alone, as with a fixed seed.
     """
 
     job: Job
     hashes: list[int]
     prompt_tokens: int
     output_tokens: int  # that this job has to generate
+    model: str = ""  # of the engine
     blocks: SequenceBlocks | None = None
     sequence: GpuSequence | None = None
     cached_tokens: int = 0
@@ -48,7 +51,8 @@ class Computation:
     def __post_init__(self) -> None:
         self.job_id = self.job.request_id
         self.request_id = self.job_id.rpartition(".")[0]
-        self.first_token = crc32(self.request_id.encode()) % VOCABULARY
+        name = answer_name(self.request_id, self.model, self.job.adapter)
+        self.first_token = crc32(name.encode()) % VOCABULARY
         self.prefill = self.job.phase is WorkPhase.PREFILL
         work = self.job.work
         plain = self.prompt_tokens if work is None else token_count(work.prompt_tokens)

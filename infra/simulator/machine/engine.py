@@ -6,6 +6,7 @@ afterwards.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine import gpu as gpus
@@ -14,6 +15,7 @@ from infra.simulator.machine.gpu import SimGpu
 from infra.simulator.machine.kv_exchange import SimKvExchange
 from infra.simulator.machine.latency import Setup, StepCosts
 from infra.simulator.machine.state import EngineState
+from infra.simulator.models import Served
 from schemas.errors import PromptTooLong
 from schemas.records import Capability
 from workers.llm.engine import EngineLoad, Job, Output
@@ -36,7 +38,7 @@ class TimedEngine:
         *,
         prefill_only: bool,
         make_gpu: Callable[..., SimGpu] = SimGpu,  # has SimGpu's parameters
-        model: str = "",
+        served: Served = Served(),  # noqa: B008  # never changed
     ) -> None:
         costs = StepCosts(setup)
         self.gpu = gpu = make_gpu(
@@ -48,7 +50,7 @@ class TimedEngine:
         self.state = EngineState(engine_id, setup, gpu, self._start, wake)
         self._clock, self._setup = clock, setup
         self.capability = Capability(
-            model=model,
+            model=served.model,
             engine="sim",
             engine_id=engine_id,
             block_size=setup.block_tokens,
@@ -56,8 +58,11 @@ class TimedEngine:
             running_max=setup.running_max,
             orchestrations=(),  # the worker's registration adds those of its cluster
             kv_bytes_per_token=setup.model.kv_bytes_per_token,
+            adapters=served.adapters,
+            adapters_max=served.adapters_max,
         )
         self._exchange, self._hashes = exchange, hashes
+        self._adapters: dict[str, None] = {}  # loaded ones; the last one was used last
         exchange.engines[engine_id] = self.state
 
     def add(self, job: Job) -> None:
@@ -67,7 +72,10 @@ class TimedEngine:
             self._hashes(job),
             len(job.prompt_tokens),
             job.sampling.max_tokens - job.prior_tokens,
+            self.capability.model,
         )
+        if job.adapter:
+            self._load_adapter(job.adapter)
         limit = self.state.cache.blocks_max
         if self.state.blocks_of(computation) <= limit:
             self.state.add(computation)
@@ -78,6 +86,14 @@ class TimedEngine:
             f"{computation.prompt_tokens} + {computation.output_tokens}"
         ).to_wire()
         self.state.say(Output(request_id=job.request_id, finish_reason="error", error=error))
+
+    def _load_adapter(self, adapter: str) -> None:
+        """Load an adapter, in the place of the one that was used longest ago if all are taken."""
+        assert adapter in self.capability.adapters, f"{adapter}: no adapter of this worker"
+        self._adapters.pop(adapter, None)
+        if len(self._adapters) >= self.capability.adapters_max:
+            del self._adapters[next(iter(self._adapters))]
+        self._adapters[adapter] = None
 
     def abort(self, request_id: str) -> None:
         """Stop a job, and free its memory and the KV that is kept for a reader."""
@@ -98,7 +114,8 @@ class TimedEngine:
 
     def load(self) -> EngineLoad:
         """Return the current load of the engine."""
-        return self.state.load()
+        load = self.state.load()
+        return replace(load, adapters=tuple(self._adapters)) if self._adapters else load
 
     def _start(self, computation: Computation) -> None:
         """Start a job that has its memory."""

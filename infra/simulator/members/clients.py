@@ -14,7 +14,7 @@ import numpy as np
 from infra.simulator.log.clock import Clock
 from infra.simulator.members.gateways import SimAnswer
 from infra.simulator.members.searches import retrieval_of
-from infra.simulator.members.worker import MODEL
+from infra.simulator.models import MODEL, scope_of
 from infra.simulator.traffic.script import SimConversation, SimTurn
 from schemas.errors import AttemptsDiffer, EngineFailed
 from schemas.prefix import chain, salt_of
@@ -45,6 +45,8 @@ class ClientRequest:
     prompt_tokens: int
     output_tokens: int
     sent_ms: float
+    model: str = MODEL
+    adapter: str = ""
     first_ms: float | None = None  # the first token, of any worker
     decode_first_ms: float | None = None  # the first token of the worker that completes the answer
     attempt: int = 0
@@ -136,21 +138,23 @@ class Clients:
             self.open += 1
             self.clock.at(script.at_ms, lambda script=script: self._begin(script))  # type: ignore[misc]  # bound now
 
-    def hashes(self, request_id: str, prompt: Sequence[int], block: int) -> list[int]:
-        """Return the block hashes of a request with this prompt.
+    def hashes(
+        self, request_id: str, prompt: Sequence[int], block: int, scope: str = ""
+    ) -> list[int]:
+        """Return the block hashes of a request with this prompt in a cache scope.
 
         They cover its whole conversation; its prompt and answer if passages were inserted; or the
         prompt alone if no client sent the request.
         """
-        live, scope = self._live.get(request_id), ""
+        live = self._live.get(request_id)
         if live is None:
             tokens = np.asarray(prompt, np.int32)
         else:
             _, conversation, index = live
             turn = conversation.turns[index]
-            if len(prompt) == turn.prompt_tokens:
+            if len(prompt) == turn.prompt_tokens and scope == conversation.cache_scope:
                 return conversation.hashes
-            end, scope = turn.prompt_tokens + turn.output_tokens, conversation.cache_scope
+            end = turn.prompt_tokens + turn.output_tokens
             tokens = np.append(prompt, conversation.tokens[turn.prompt_tokens : end])
         hashes: list[int] = chain(tokens, block, salt_of(scope)).tolist()
         return hashes
@@ -261,6 +265,8 @@ class Clients:
             prompt_tokens=turn.prompt_tokens,
             output_tokens=turn.output_tokens,
             sent_ms=now_ms,
+            model=turn.model,
+            adapter=turn.adapter,
         )
         self.requests.append(request)
         self._live[request_id] = request, conversation, index
@@ -277,7 +283,8 @@ class Clients:
                 turn=conversation.turns_before + index,
                 endpoint=Endpoint.CHAT,
                 priority=self._priority,
-                model=MODEL,
+                model=turn.model,
+                adapter=turn.adapter,
                 prompt_tokens=conversation.tokens[: turn.prompt_tokens].tobytes(),
                 sampling=_sampling(turn),
                 arrived_ms=int(now_ms),
@@ -288,7 +295,7 @@ class Clients:
                 w_tpot=w_tpot,
                 retrieval=retrieval,
                 tenant=conversation.tenant,
-                cache_scope=conversation.cache_scope,
+                cache_scope=scope_of(conversation.cache_scope, turn.adapter),
             )
         )
 

@@ -8,13 +8,12 @@ from infra.simulator.machine.gpu import SimGpu
 from infra.simulator.machine.kv_exchange import SimKvExchange
 from infra.simulator.members.router import ROUTER
 from infra.simulator.members.worker_process import Ports, SimProcess
+from infra.simulator.models import Served
 from schemas.records import Role, Work
 from schemas.settings import LogSettings
 from workers import credits
 from workers.llm.active_requests import SEEN_MAX, RequestLimits
 from workers.llm.stream import Peers, WorkerIdentity
-
-MODEL = "simulated"
 
 
 def _ignore_work(work: Work) -> None:
@@ -35,6 +34,7 @@ class SimWorker:
         peer_view: Peers,
         ports: Ports,
         make_gpu: Callable[..., SimGpu] = SimGpu,
+        served: Served = Served(),  # noqa: B008  # never changed
     ) -> None:
         self.worker_id, self.roles, self.partition = worker_id, roles, partition
         self.clock, self.setup = ProcessClock(clock), exchange.setup
@@ -43,6 +43,7 @@ class SimWorker:
         self.on_work: Callable[[Work], None] = _ignore_work  # set by faults
         self.beat_ms = 0.0  # when the last heartbeat that was not lost was sent
         self.epoch = 0
+        self.served = served  # of the present process and later ones
         self._exchange, self._hashes = exchange, hashes
         self._peer_view, self._ports, self._make_gpu = peer_view, ports, make_gpu
         self._offer()
@@ -92,7 +93,8 @@ class SimWorker:
         held_max = 2 * sum(self.capacities.values())
         return RequestLimits(
             roles=frozenset(self.roles),
-            model=MODEL,
+            model=self.served.model,
+            adapters=frozenset(self.served.adapters),
             held_max=held_max,
             seen_max=max(SEEN_MAX, 4 * held_max),
             gateway_partitions=LogSettings().gateway_partitions,
@@ -110,5 +112,5 @@ class SimWorker:
             wake,
             prefill_only=prefill_only,
             make_gpu=self._make_gpu,
-            model=MODEL,
+            served=self.served,
         )

@@ -14,6 +14,7 @@ from infra.simulator.checkers.contexts import Contexts
 from infra.simulator.checkers.continuing import ContinuationChecker
 from infra.simulator.checkers.credits import Credits, Idle
 from infra.simulator.checkers.handles import Handles
+from infra.simulator.checkers.models import ModelRecords, ModelWaits
 from infra.simulator.checkers.probes import ProbeChecker, Repeats
 from infra.simulator.checkers.readers import Readers
 from infra.simulator.checkers.rebuild import Rebuilds
@@ -23,6 +24,7 @@ from infra.simulator.faults.aiming import Aim, StrikeCounts
 from infra.simulator.faults.hostile import OpenCluster
 from infra.simulator.faults.kinds import heal
 from infra.simulator.faults.members import SKEW_MS_MAX
+from infra.simulator.models import TwoModels
 from infra.simulator.outcomes import OneOutcome, Reasons
 from infra.simulator.scenarios.scenario import GRACE_MS, HEALED_MS, LATE, Scenario
 from schemas.records import OutcomeKind
@@ -79,6 +81,7 @@ def _cluster(scenario: Scenario, aim: Aim) -> Cluster:
         record_bytes_max=scenario.record_bytes_max,
         searches_seed=scenario.seed if scenario.searches else None,
         probes=scenario.probes,
+        models=TwoModels(scenario.shape, scenario.seed) if scenario.several_models else None,
         checkers=[*_checkers(scenario), aim],
     )
     cluster.gateways.reads_whole = True
@@ -92,8 +95,9 @@ def _checkers(scenario: Scenario) -> Sequence[Checker]:
     records = (Readers(GRACE_MS), UsageChecker(), ContinuationChecker(), AttemptNumbers())
     searches = (Contexts(),) if scenario.searches else ()
     probes = (ProbeChecker(), Repeats()) if scenario.probes else ()
+    models = (ModelRecords(), ModelWaits()) if scenario.several_models else ()
     rebuilds = Rebuilds(lambda name: Router(name, settings))
-    return (*always, *workers, *records, *searches, *probes, rebuilds)
+    return (*always, *workers, *records, *searches, *probes, *models, rebuilds)
 
 
 def _serve(cluster: Cluster, scenario: Scenario, aim: Aim) -> None:

@@ -3,7 +3,8 @@
 A seed uses only some kinds of faults, since faults of many kinds hide each other. Its clients
 arrive while faults strike; the `late` ones arrive after all faults have healed. Each seed is aimed
 at one pair of a fault and a phase, in order, so that as many seeds as there are pairs cover all of
-them.
+them. A third of the seeds has two models; these change the workers and what clients ask for, and
+nothing else of a seed.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,6 +17,7 @@ from infra.simulator.cluster import ORCHESTRATIONS, READY_MS
 from infra.simulator.faults.aiming import NO_ROUTER, PHASES, PlannedFault
 from infra.simulator.faults.kinds import KINDS, UNCLEAN
 from infra.simulator.machine.latency import Setup
+from infra.simulator.models import NAMES, SHARES, models_draw
 from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.poisson import unique_tokens
 from infra.simulator.traffic.script import SimConversation, SimTurn, conversation
@@ -32,6 +34,8 @@ GRACE_MS = 1_000
 LATE = "late"
 PAIRS = tuple(product(KINDS, PHASES))
 AIMED = 3  # number of tries of a seed's pair
+MODELS_SHARE = 1 / 3  # share of seeds with two models, of those whose workers can be divided
+CHANGE_SHARE = 0.2  # share of later turns that ask for another model or adapter
 _AS_PAIR = ("allocating", "paired", "received")
 _LEADS_TO = {
     NO_ROUTER: "router crash",
@@ -52,6 +56,7 @@ class Scenario:
     timeout_ms: int
     searches: bool
     probes: bool
+    several_models: bool
     record_bytes_max: int
     clients: Sequence[SimConversation]
     late: Sequence[SimConversation]
@@ -77,8 +82,8 @@ class Scenario:
         return command
 
 
-def draw_scenario(seed: int) -> Scenario:
-    """Return the scenario of a seed."""
+def draw_scenario(seed: int, *, several_models: bool = True) -> Scenario:
+    """Return the scenario of a seed; with one model only, if `several_models` is False."""
     draw = np.random.default_rng([seed])
     kind, phase = PAIRS[seed % len(PAIRS)]
     limited = bool(draw.random() > PLAIN_SHARE) or kind in LIMITED
@@ -103,7 +108,8 @@ def draw_scenario(seed: int) -> Scenario:
     timeouts_ms: tuple[int, ...] = (1_200, 6_000, 20_000, 20_000)
     if any(fault.kind == UNCLEAN for fault in plan):
         timeouts_ms = timeouts_ms[:2]  # a client whose answer's end is lost waits this long
-    return Scenario(
+    several_models = several_models and _has_models(seed, shape, phase)
+    scenario = Scenario(
         seed=seed,
         shape=ClusterShape.parse(shape),
         setup=setup,
@@ -112,6 +118,7 @@ def draw_scenario(seed: int) -> Scenario:
         timeout_ms=int(draw.choice(timeouts_ms)),
         searches=searches,
         probes=searches and draw.random() < 0.5,
+        several_models=several_models,
         record_bytes_max=RECORD_BYTES_MAX if limited else 0,
         clients=_clients(
             *(draw, setup, "c", 8 if phase == "queued" else int(draw.integers(3, 8)), READY_MS),
@@ -120,6 +127,31 @@ def draw_scenario(seed: int) -> Scenario:
         late=_clients(draw, setup, LATE, 2, HEALED_MS, 100.0),
         plan=plan,
     )
+    return _with_models(scenario) if several_models else scenario
+
+
+def _has_models(seed: int, shape: str, phase: str) -> bool:
+    """Return whether a seed has two models: each can answer, and the first enters the phase.
+    Seeds of phases to which only another fault leads keep all their workers for one model."""
+    can = shape != "1P1D" and not (shape == "2B" and phase in _AS_PAIR)
+    can = can and phase not in _LEADS_TO
+    return can and bool(models_draw(seed).random() < MODELS_SHARE)
+
+
+def _with_models(scenario: Scenario) -> Scenario:
+    """Let each conversation ask for a model or an adapter; sometimes another one between turns."""
+    draw = models_draw(scenario.seed, 2)
+
+    def with_names(client: SimConversation) -> SimConversation:
+        turns = list[SimTurn]()
+        for number, turn in enumerate(client.turns):
+            if not number or draw.random() < CHANGE_SHARE:
+                model, adapter = NAMES[int(draw.choice(len(NAMES), p=SHARES))]
+            turns.append(replace(turn, model=model, adapter=adapter))
+        return replace(client, turns=turns)
+
+    clients = [with_names(client) for client in scenario.clients]
+    return replace(scenario, clients=clients, late=[with_names(client) for client in scenario.late])
 
 
 def _settings(draw: Draw, shape: str, phase: str, *, searches: bool) -> RouterSettings:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from infra.simulator.models import MODEL
 from schemas.prefix import chain, salt_of
 
 Tokens = npt.NDArray[np.int32]
@@ -22,11 +23,14 @@ class SimTurn:
     output_tokens: int
     think_ms: float = 0.0  # between the end of the last answer and this prompt
     grammar_chars: int = 0  # length of the grammar, which the request and its work carry
+    model: str = MODEL
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimConversation:
-    """A conversation; `tokens` has all prompts and answers, `hashes` the hashes of its blocks.
+    """A conversation; `tokens` has all prompts and answers, `hashes` the hashes of its blocks
+    without an adapter.
 
     One that continues the session of another conversation has a name of its own.
     """

@@ -23,7 +23,6 @@ Gateway = tuple[str, int]  # a gateway process: its member id and `started_ms`
 Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
-Features = tuple[float, ...]
 NOT_LISTED = -1
 DECODERS = (Role.DECODE, Role.REPLICA)  # a worker with one of these roles ends the request
 FORGET_MS = 600_000
@@ -163,6 +162,10 @@ class Worker:
         """Return how many more requests it takes from this router, if it lives."""
         return 0 if self.paused else max(0, self.window - self.running)
 
+    def can_load(self, adapter: str) -> bool:
+        """Return whether it can load a LoRA adapter."""
+        return self.capability is not None and adapter in self.capability.adapters
+
     def keeps_time_with(self, peer: Member) -> bool:
         """Return whether the two hosts' clocks agree well enough to move KV between them."""
         return abs(self.member.ahead_ms - peer.ahead_ms) <= CLOCK_MARGIN_MS
@@ -171,23 +174,6 @@ class Worker:
         """Return whether it is ready and has reported within its lease."""
         member = self.member
         return now_ms - member.seen_ms <= LEASE_MS and member.state is MemberState.READY
-
-
-@dataclass(slots=True)
-class PlacementNote:
-    """The load before a request when it was placed, and what was measured of it so far."""
-
-    at_ms: int
-    max_tokens: int
-    prompt_tokens: int = 0
-    prefill: Features = ()  # without the tokens to compute, which the worker reports
-    append: Features = ()
-    decode: tuple[str, int] = ("", 0)  # the decode worker's id and epoch
-    running: float = 0.0  # requests on the decode worker when this one was placed
-    batch_tokens: int = 0  # likewise, tokens of context
-    appended_tokens: float = 0.0  # likewise, total of `Worker.appended_tokens`
-    moved_tokens: int = 0  # prompt tokens whose KV the decode worker lacks
-    prefill_ms: float = 0.0
 
 
 class WorkerPool:
@@ -283,17 +269,26 @@ class ModelPools:
         """Return the listed worker with this id and role, living or not; None if there is none."""
         return self.pools[role].by_id.get(worker_id)
 
-    def has_living(self, role: Role, now_ms: int) -> bool:
-        """Return whether a worker of the role lives, with or without credits."""
-        return self.pools[role].living_count(now_ms) > 0
+    def has_living(self, role: Role, now_ms: int, adapter: str = "") -> bool:
+        """Return whether a worker of the role lives that can load the adapter, if one is named;
+        with or without credits."""
+        pool = self.pools[role]
+        if not adapter:
+            return pool.living_count(now_ms) > 0
+        return any(worker.can_load(adapter) and worker.is_alive(now_ms) for worker in pool.workers)
 
-    def prefill_absent_ms(self, now_ms: int) -> int:
+    def can_end(self, now_ms: int, adapter: str = "") -> bool:
+        """Return whether a worker lives that can generate answers with the adapter, if one is
+        named; with or without credits."""
+        return any(self.has_living(role, now_ms, adapter) for role in DECODERS)
+
+    def prefill_absent_ms(self, now_ms: int) -> float:
         """Return for how many ms no prefill worker has lived; 0 while one lives. If none is in the
-        pool, at a start or after the last one got another role, return `now_ms`: requests do not
-        wait for one."""
+        pool, at a start or after the last one got another role, return `inf`: requests do not wait
+        for one."""
         if self._prefill_ms is None or self.has_living(Role.PREFILL, now_ms):
             self._prefill_ms = now_ms
-        return now_ms - self._prefill_ms if self.pools[Role.PREFILL].workers else now_ms
+        return now_ms - self._prefill_ms if self.pools[Role.PREFILL].workers else inf
 
     def occupy(self, worker: Worker, until_ms: float, append_ms_per_token: float) -> None:
         """Store until when the prompts dispatched to a decode or replica worker keep it busy.

@@ -74,13 +74,24 @@ class Dispatcher:
             self._place_waiting(queue, now_ms)
 
     def _place_waiting(self, queue: ModelQueue, now_ms: int) -> None:
-        """Place requests of a model, until one has to wait."""
+        """Place requests of a model, until one has to wait for a worker's credit. Requests whose
+        adapters no living worker can load are not in its way."""
         tables = self._tables
+        pools = tables.fleet.of(queue.model)
+        for adapter in queue.unserved.adapters:
+            if pools.can_end(now_ms, adapter):
+                for unserved_id in queue.unserved.take(adapter):
+                    tables.let_wait(tables.requests.by_id[unserved_id], now_ms)
         while (request_id := queue.admission.head(now_ms)) is not None:
             live = tables.requests.by_id[request_id]
             with tables.about(live):
-                if not self._place(live, now_ms):
-                    break
+                if self._place(live, now_ms):
+                    continue
+            adapter = live.request.adapter
+            if not adapter or pools.can_end(now_ms, adapter):
+                break
+            queue.admission.remove(request_id)
+            queue.unserved.add(request_id, adapter, live.prompt_tokens)
 
     def end_unserved(self, now_ms: int) -> None:
         """End the requests that full queues have shed, and those queued at their deadlines."""
@@ -98,17 +109,23 @@ class Dispatcher:
 
     def _hand_over_waiting(self, queue: ModelQueue, now_ms: int) -> None:
         """Hand over in order, until no decode worker has credit. Skip requests that wait for
-        their prefill worker's own decode worker."""
+        their prefill worker's own decode worker, or for one that can load their adapter."""
         tables, full = self._tables, set[Life]()  # prefill workers whose decode partner is full
+        adapters = set[str]()  # that no decode worker with credit can load
         for live in [*queue.handovers.values()]:
+            if live.request.adapter in adapters:
+                continue
             if live.attempt.prefill in full and self._waits_for_partner(live, now_ms):
                 continue
             with tables.about(live):
                 if self._hand_over(live, now_ms):
                     continue
-            if not self._waits_for_partner(live, now_ms):
+            if self._waits_for_partner(live, now_ms):
+                full.add(live.attempt.prefill)
+            elif live.request.adapter:
+                adapters.add(live.request.adapter)
+            else:
                 break
-            full.add(live.attempt.prefill)
 
     def _waits_for_partner(self, live: LiveRequest, now_ms: int) -> bool:
         return self._placer.waits_for_partner(self._case(live, now_ms))
@@ -214,7 +231,7 @@ class Dispatcher:
             live.case.warm = live.warm
         live.case.session = self._session(live, now_ms)
         queue = self._tables.queues.of(live.request.model)
-        live.case.waiting, live.case.before_decode = len(queue.admission), queue.before_decode
+        live.case.waiting, live.case.before_decode = queue.waiting, queue.before_decode
         return live.case
 
     def _session(self, live: LiveRequest, now_ms: int) -> Session | None:

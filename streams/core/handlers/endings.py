@@ -37,7 +37,6 @@ from streams.core.effects import (
     RestartAnswer,
     SaveSession,
 )
-from streams.core.fleet.workers import DECODERS
 from streams.core.handlers.orders import Orders, as_read, outcome_of
 from streams.core.requests.live import LiveRequest, is_fault, is_loss, model_name, session_key
 from streams.core.states import State
@@ -155,7 +154,7 @@ class Endings:
     def end_expired(self, live: LiveRequest, now_ms: int) -> None:
         """End a request whose deadline has passed."""
         pools = self._tables.fleet.of(live.request.model)
-        serving = any(pools.has_living(role, now_ms) for role in DECODERS)
+        serving = pools.can_end(now_ms, live.request.adapter)
         reason = Reason.DEADLINE_PASSED if serving else Reason.NO_WORKER
         why = "was not answered in time" if serving else "no worker was there to answer it"
         message = f"{live.request_id}: {why}; it waited {max(0, now_ms - live.queued_ms)} ms"

@@ -19,7 +19,8 @@ from typing import TypeVar
 from schemas.frozen import frozen
 from schemas.records import Estimate, Role
 from streams.config import ASSUMED_PREFILL_TOKENS_PER_S, ASSUMED_STEP_MS, RouterSettings
-from streams.core.fleet.workers import Features, Life, Numbers, PlacementNote, Worker
+from streams.core.fleet.placement_notes import Features, PlacementNote
+from streams.core.fleet.workers import Life, Numbers, Worker
 
 FORGETTING = 0.99  # a memory of about 100 observations
 SPREAD_MIN = 0.05  # relative errors below this are noise

@@ -87,12 +87,11 @@ class Placer:
         return self._by_policy(view)
 
     def _by_policy(self, view: View) -> Placement | None:
-        policy, fleet = self._policies[view.case.policy], view.fleet
-        now_ms, home = view.now_ms, view.home
-        only_replicas = policy.only_replicas or not fleet.has_living(Role.DECODE, now_ms)
+        policy, home = self._policies[view.case.policy], view.home
+        only_replicas = policy.only_replicas or not view.has_living(Role.DECODE)
         if only_replicas or view.home_takes(Role.REPLICA):
             return self._replica(view)
-        if not fleet.has_living(Role.PREFILL, now_ms):
+        if not view.has_living(Role.PREFILL):
             return self._without_prefill(view)
         if policy.in_turn:
             return self._in_turn(view, policy)
@@ -115,7 +114,7 @@ class Placer:
         """Return the worker that would probably compute the prompt if it were placed now, and how
         many tokens that worker lacks. Asks no policy, and counts nothing as dispatched."""
         view = self._view(case, fleet, now_ms)
-        policy, decodes = self._policy_of(case), view.fleet.has_living(Role.DECODE, now_ms)
+        policy, decodes = self._policy_of(case), view.has_living(Role.DECODE)
         if policy.in_turn and decodes:
             worker = self._turns.pair(view, fixed=policy.fixed_pairs)[0]
             return None if worker is None else (worker, view.uncached_tokens(worker))
@@ -142,7 +141,7 @@ class Placer:
         decode worker lives; None while the request has to wait.
         """
         view, policy = self._view(case, fleet, now_ms), self._policy_of(case)
-        if not view.fleet.has_living(Role.DECODE, now_ms):
+        if not view.has_living(Role.DECODE):
             return view.replica(), Reason.NO_WORKER
         if policy.in_turn:
             fixed = policy.fixed_pairs
@@ -196,7 +195,7 @@ class Placer:
             self._tickets += 1
             case.ticket = self._tickets
         pool = view.fleet.pools[Role.PREFILL]
-        prefill = view.prefill(pool.living(view.now_ms))
+        prefill = view.prefill(view.living(Role.PREFILL))
         assert prefill is not None
         waiting = pool.living_requests(view.now_ms) + max(0, case.waiting - 1)
         w_ttft, w_tpot = self._weights_of(case)
@@ -323,12 +322,13 @@ class Placer:
 
     def _without_prefill(self, view: View) -> Placement | None:
         """Place on the session's decode worker, if the policy could have chosen it; else on a
-        replica; else on any decode worker once no prefill worker has lived for long."""
-        case = view.case
+        replica; else on any decode worker, if no prefill worker has lived for long or can load."""
+        case, fleet, now_ms = view.case, view.fleet, view.now_ms
         if self._policies[case.policy].is_fixed or not view.home_takes(Role.DECODE):
             replica = self._replica(view)
-            absent_ms = view.fleet.prefill_absent_ms(view.now_ms)
-            if replica is not None or absent_ms < self.settings.local_after_ms:
+            absent_ms, least_ms = fleet.prefill_absent_ms(now_ms), self.settings.local_after_ms
+            may_return = not fleet.has_living(Role.PREFILL, now_ms) and absent_ms < least_ms
+            if replica is not None or may_return:
                 return replica
         worker, choice = view.decode(0.0), Choice(True, Reason.NO_WORKER)
         return None if worker is None else self._local(view, worker, choice)
@@ -353,7 +353,7 @@ class Placer:
             reason = Reason.SESSION_WORKER
         elif case.session is not None:
             reason = view.why_away(Role.REPLICA)
-        elif not view.fleet.has_living(Role.DECODE, view.now_ms):
+        elif not view.has_living(Role.DECODE):
             reason = Reason.ONLY_REPLICAS
         else:
             reason = Reason.PREFIX_CACHED if view.cached_tokens(worker) else Reason.LEAST_WORK

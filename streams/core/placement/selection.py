@@ -163,19 +163,27 @@ class View:
     def takes(self, worker: Worker) -> bool:
         """Return whether a living worker takes the request: it has credit, and can load the
         request's adapter."""
-        return worker.free > 0 and worker.is_alive(self.now_ms) and self._can_load(worker)
-
-    def _can_load(self, worker: Worker) -> bool:
-        capability = worker.capability
-        return not self.adapter or (capability is not None and self.adapter in capability.adapters)
+        is_able = not self.adapter or worker.can_load(self.adapter)
+        return is_able and worker.free > 0 and worker.is_alive(self.now_ms)
 
     def open(self, role: Role) -> Flags:
         """Return which rows of a pool take the request."""
         pool = self.fleet.pools[role]
-        rows = pool.open(self.now_ms)
+        return self._able(pool, pool.open(self.now_ms))
+
+    def living(self, role: Role) -> Flags:
+        """Return which rows of a pool live and can load the request's adapter."""
+        pool = self.fleet.pools[role]
+        return self._able(pool, pool.living(self.now_ms))
+
+    def _able(self, pool: WorkerPool, rows: Flags) -> Flags:
         if self.adapter and pool.workers:
-            rows = rows & np.array([self._can_load(worker) for worker in pool.workers])
+            rows = rows & np.array([worker.can_load(self.adapter) for worker in pool.workers])
         return rows
+
+    def has_living(self, role: Role) -> bool:
+        """Return whether a worker of the role lives that can load the request's adapter."""
+        return self.fleet.has_living(role, self.now_ms, self.adapter)
 
     def loading_ms(self, worker: Worker) -> float:
         """Return the time in which a worker loads the request's adapter; 0 if it is loaded. While

@@ -34,7 +34,8 @@ from schemas.records import (
 )
 from schemas.rules.pairs import is_paired
 from schemas.rules.tokens import token_count
-from streams.core.fleet.workers import Gateway, Life, PlacementNote, Worker
+from streams.core.fleet.placement_notes import PlacementNote
+from streams.core.fleet.workers import Gateway, Life, Worker
 from streams.core.requests.context import PromptContext
 from streams.core.requests.probe_results import ProbeResult
 from streams.core.states import STANDS_ON, TRANSITIONS, Side, State, Word

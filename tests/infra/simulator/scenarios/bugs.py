@@ -42,6 +42,7 @@ class Bug:
 _ATTEMPTS = ("streams.core.handlers.attempts", "Attempts")
 _ACTIVE_REQUESTS = ("workers.llm.active_requests", "ActiveRequests")
 _RECOVERY = ("streams.core.requests.recovery", "Rebuild")
+_DISPATCH = ("streams.core.handlers.dispatch", "Dispatcher")
 _ROUTER = ("streams.core.router", "Router")
 
 # Of the first four, each was once real.
@@ -94,5 +95,22 @@ BUGS = {
     "an end does not free its credits": Bug(
         *("streams.core.handlers.endings", "Endings"),
         *("self._orders.refund(live)\n        tables", "tables", "not served"),
+    ),
+    "a model whose requests wait delays the next one": Bug(
+        *_DISPATCH,
+        "self._place_waiting(queue, now_ms)",
+        "self._place_waiting(queue, now_ms)\n            if queue.waiting:\n                break",
+        "beside idle workers",
+    ),
+    "an adapter that nobody can load delays its model": Bug(
+        *_DISPATCH,
+        "if not adapter or pools.can_end(now_ms, adapter):",
+        *("if True:", "beside idle workers"),
+        first=120,
+    ),
+    "work with an adapter goes to any worker": Bug(
+        *("streams.core.placement.selection", "View"),
+        "return self._able(pool, pool.open(self.now_ms))",
+        *("return pool.open(self.now_ms)", "which can load"),
     ),
 }

@@ -2,8 +2,13 @@
 time.
 """
 
+from dataclasses import replace
+
 import pytest
 
+from infra.simulator.models import MODEL
+from infra.simulator.scenarios.run import run
+from infra.simulator.scenarios.scenario import draw_scenario
 from infra.simulator.scenarios.seed_runner import Summary, run_seed, verdicts
 
 SEEDS = 300
@@ -25,7 +30,20 @@ def test_seeds_break_no_invariant_and_reach_every_phase() -> None:
 
 @pytest.mark.parametrize("seed", FIXED_SEEDS)
 def test_fixed_seed_has_no_violation(seed: int) -> None:
-    assert not run_seed(seed).violation
+    assert not run(draw_scenario(seed, several_models=False)).violation
+
+
+def test_two_models_change_workers_and_names_of_a_seed_only() -> None:
+    seed = next(seed for seed in range(SEEDS) if draw_scenario(seed).several_models)
+    scenario, plain = draw_scenario(seed), draw_scenario(seed, several_models=False)
+    assert (scenario.plan, scenario.shape, scenario.settings) == (
+        plain.plan,
+        plain.shape,
+        plain.settings,
+    )
+    turns = [[turn for client in s.clients for turn in client.turns] for s in (scenario, plain)]
+    assert [replace(turn, model=MODEL, adapter="") for turn in turns[0]] == turns[1]
+    assert turns[0] != turns[1]
 
 
 def test_seed_run_is_deterministic() -> None:
