@@ -102,12 +102,6 @@ BUGS = {
         "self._place_waiting(queue, now_ms)\n            if queue.waiting:\n                break",
         "beside idle workers",
     ),
-    "an adapter that nobody can load delays its model": Bug(
-        *_DISPATCH,
-        "if not adapter or pools.can_end(now_ms, adapter):",
-        *("if True:", "beside idle workers"),
-        first=120,
-    ),
     "work with an adapter goes to any worker": Bug(
         *("streams.core.placement.selection", "View"),
         "return self._able(pool, pool.open(self.now_ms))",
