@@ -18,10 +18,9 @@ from schemas.records import Cancellation, CancelReason, Request, Session
 from streams.config import ASSUMED_PREFILL_TOKENS_PER_S, ASSUMED_STEP_MS, RouterSettings
 from streams.core.effects import Effect
 from streams.core.fleet.workers import Fleet, Gateway, Life
-from streams.core.requests.admission import CLASSES, Admission
+from streams.core.requests.admission import CLASSES, Admission, UnservedRequests
 from streams.core.requests.context import SessionHistories
 from streams.core.requests.live import LiveRequest, SessionKey, session_key, with_reader
-from streams.core.requests.unserved import UnservedRequests
 from streams.core.states import ON_WORKERS, STANDS_ON, Side, State
 
 EARLY_CANCEL_MS = 60_000

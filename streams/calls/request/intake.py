@@ -344,8 +344,9 @@ def _sampling(
     sampling = sampling_of(
         body, form, prompt_tokens=count, limit=limit, reserved_tokens=free, vocab=vocab
     )
-    budget = budget_of(body, served.card.parsers) if isinstance(body, ChatBody) else None
-    return sampling if budget is None else replace(sampling, thinking_token_budget=budget)
+    if not isinstance(body, ChatBody) or body.thinking_token_budget is None:
+        return sampling
+    return replace(sampling, thinking_token_budget=budget_of(body, served.card.parsers))
 
 
 COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint

@@ -77,9 +77,8 @@ class Dispatcher:
         """Place requests of a model, until one has to wait for a worker's credit. Requests whose
         adapters no living worker can load are not in its way."""
         tables = self._tables
-        pools = tables.fleet.of(queue.model)
         for adapter in queue.unserved.adapters:
-            if pools.can_end(now_ms, adapter):
+            if tables.fleet.of(queue.model).can_end(now_ms, adapter):
                 for unserved_id in queue.unserved.take(adapter):
                     tables.let_wait(tables.requests.by_id[unserved_id], now_ms)
         while (request_id := queue.admission.head(now_ms)) is not None:
@@ -88,7 +87,7 @@ class Dispatcher:
                 if self._place(live, now_ms):
                     continue
             adapter = live.request.adapter
-            if not adapter or pools.can_end(now_ms, adapter):
+            if not adapter or tables.fleet.of(queue.model).can_end(now_ms, adapter):
                 break
             queue.admission.remove(request_id)
             queue.unserved.add(request_id, adapter, live.prompt_tokens)
