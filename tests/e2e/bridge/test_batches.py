@@ -62,7 +62,7 @@ async def test_batch_survives_gateway_death(kafka_with: Kafka, tmp_path: Path) -
     """Each line is in one of the files, once; errors of lines are reported as over HTTP."""
     log = await kafka_with(gateway_partitions=4)
     lines = [call(number) for number in range(800)]
-    lines[5], lines[6] = call(5, temperature=9), call(6, max_tokens=10**6)
+    lines[5], lines[6] = call(5, temperature=9), call(6, n=10**6)
     async with stack(sim_settings(log), tmp_path, replica=1, gateways=2, bridges=1) as running:
         async with client(running, 0) as first:
             batch = await create_batch(first, lines)

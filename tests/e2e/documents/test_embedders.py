@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ FERRY = TextDocument("ferry", "The ferry to Ondry leaves pier seven at noon.")
 EMBEDDING = EmbeddingSettings(
     model="hash", pools=(EmbeddingPoolSettings(model="hash", name="small@2"),)
 )
+LISTED_NAMES = {"sim", "sim@books", "sim@films", "hash", "small"}
 NAMES = {"hash": "hash@1", "hash@1": "hash@1", "small": "small@2", "small@2": "small@2"}
 
 
@@ -64,8 +66,12 @@ async def test_embedding_models_serve_beside_each_other(
             answer = await client.post("/v1/embeddings", json={"model": name, "input": "x"})
             assert answer.status_code == 404, answer.text
             assert "'hash', 'small'" in answer.json()["error"]["message"]
-        listed = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
-        assert {"sim", "sim@books", "sim@films", "hash", "small"} == {*listed}
+
+        async def lists_all() -> bool:
+            models = (await client.get("/v1/models")).json()["data"]
+            return {model["id"] for model in models} == LISTED_NAMES
+
+        await until(lists_all)
 
         async def cites(collection: str) -> bool:
             message = {"role": "user", "content": FERRY.text}
@@ -76,7 +82,7 @@ async def test_embedding_models_serve_beside_each_other(
             return bool(answer.json()["choices"][0]["message"].get("annotations"))
 
         for collection in ("films", "books"):
-            assert await cites(collection)
+            await until(partial(cites, collection))
 
         await running.drain_worker("embedder-0")
 

@@ -5,6 +5,7 @@ Names may be special or not, part of the vocabulary, inside of one another, writ
 in pieces, and in capitals.
 """
 
+import atexit
 import json
 import shutil
 from collections.abc import Callable
@@ -52,6 +53,7 @@ def _template(begin: str, end: str) -> str:
 
 def _folder(tokenizer: Tokenizer | Path, begin: str, end: str) -> Path:
     folder = Path(mkdtemp(prefix="trivium-steered-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     if isinstance(tokenizer, Path):
         shutil.copy(tokenizer / "tokenizer.json", folder)
     else:

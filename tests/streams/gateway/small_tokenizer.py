@@ -1,5 +1,6 @@
 """A tokenizer of 300 tokens with a chat template, trained in milliseconds."""
 
+import atexit
 import json
 import shutil
 from functools import cache
@@ -24,6 +25,7 @@ SPECIAL = ["<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
 def tokenizer_folder() -> Path:
     """A folder with a small byte-level tokenizer and a chat template."""
     folder = Path(mkdtemp(prefix="trivium-tokenizer-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     raw = RawTokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()

@@ -32,6 +32,7 @@ class PoisonWatch:
                 await handle(work, record)
                 return
             self.times += 1
+            await until(lambda: self.worker is not None)  # it may begin before the test has it
             intake = self.worker._intake
             self.alone.append(sum(map(len, intake._tasks.values())) == 1)
             intake.group.fail(LeaseError("lost"))
@@ -55,6 +56,7 @@ async def test_embedding_worker_dead_letters_document_after_crashes(
         with contextlib.suppress(LeaseError):
             async with worker(kafka, "one") as fallen.worker:
                 await until(lambda: fallen.times == CRASHES_MAX - 1)
+        fallen.worker = None
         async with worker(kafka, "two") as fallen.worker:
             for number in range(12):
                 await books.shows(f"before{number}", f"Before, number {number}.")

@@ -34,7 +34,6 @@ KEY = StreamKey(
     deadline_ms=1_700_000_060_000,
     choices=1,
     tenant="alice",
-    names_ids=True,
 )
 IDS = EventIds(EVENT_KEY, choices_max=16)
 ID = IDS.name(KEY).decode() + ".2-5-7f"
@@ -54,6 +53,7 @@ def test_event_id_round_trips_through_any_gateway() -> None:
         ({"include_usage": True}, 1),
         ({"token_ids": True}, 2),
         ({"endpoint": Endpoint.COMPLETION}, 4),
+        ({"names_ids": True}, 16),
         ({"include_usage": True, "token_ids": True, "endpoint": Endpoint.COMPLETION}, 7),
     ],
 )

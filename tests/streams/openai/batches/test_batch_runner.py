@@ -285,6 +285,7 @@ async def test_next_gateway_reads_committed_progress_before_takeover(
             is_late.set()
             await until(lambda: bridge.answered > 200)
             await g1.die()
+        await until(may_read.is_set)  # when the lease has ended; until then it refuses calls
         batch = await wait_for_end(ai, new_batch.id)
         assert batch.request_counts.completed == 1_000
         assert len(by_id(await read(ai, batch.output_file_id))) == 1_000
