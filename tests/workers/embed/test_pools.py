@@ -170,12 +170,18 @@ async def test_document_before_its_declaration_is_never_lost(kafka: LogSettings)
 
 @pytest.mark.kafka
 async def test_searches_and_calls_are_embedded_by_named_pool(kafka: LogSettings) -> None:
-    async with bookshelf(kafka) as books, pools(kafka):
+    async with bookshelf(kafka) as books, pools(kafka) as workers:
         await declare(books, "films", embedder="small@2")
         await books.put("reel", FERRY, collection="films")
 
         async def is_declared() -> bool:
-            return bool(await _passages(books))
+            ours = {name: w._declarations.is_ours("films") for name, w in workers.items()}
+            members = [w.membership.view.members for w in workers.values()]
+            return (
+                ours == {"first": False, "small": True}
+                and all({"first", "small"} <= members_seen.keys() for members_seen in members)
+                and bool(await _passages(books))
+            )
 
         await until(is_declared)
         searches = {
