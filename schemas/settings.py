@@ -7,7 +7,7 @@ they configure.
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -73,6 +73,10 @@ class LogSettings:
             "prompt": self.prompt_partitions,
             "single": 1,
         }[group]
+
+
+ALIAS: Final = "@"  # between a model and the collection that its chats search
+MODEL_NAME_CHARS_MAX: Final = 256  # of a model or adapter
 
 
 @section("model")

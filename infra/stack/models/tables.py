@@ -11,13 +11,11 @@ from typing import Any
 
 from schemas.errors import ConfigError
 from schemas.sections import Natural, build, section
-from schemas.settings import ModelSettings
+from schemas.settings import ALIAS, MODEL_NAME_CHARS_MAX, ModelSettings
 from workers.config import engine_sections
 
 SECTION = "models"
-NAME_CHARS_MAX = 256
 COUNTS = ("prefill", "decode", "replica")
-_ALIAS = "@"  # between a model and a collection (`streams/calls/request/search.py`)
 
 
 @section("models")
@@ -147,12 +145,12 @@ def _names(models: Sequence[ModelSettings]) -> Iterator[tuple[str, str]]:
 
 def _fault(name: str) -> str:
     """Return why calls could not use this name, or an empty text."""
-    if not name or len(name) > NAME_CHARS_MAX:
-        return f"expected 1 to {NAME_CHARS_MAX} characters"
+    if not name or len(name) > MODEL_NAME_CHARS_MAX:
+        return f"expected 1 to {MODEL_NAME_CHARS_MAX} characters"
     if not name.isprintable() or name != name.strip():
         return "expected no control characters, and no space at its ends"
-    if _ALIAS in name:
-        return f"expected no {_ALIAS}, which stands before the name of a collection"
+    if ALIAS in name:
+        return f"expected no {ALIAS}, which stands before the name of a collection"
     if {"", ".", ".."} & {*name.split("/")}:
         return "expected a word before and after each slash"
     return ""

@@ -12,15 +12,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 from weakref import WeakValueDictionary
 
 from schemas.errors import ConfigError, UnknownModel
 from schemas.model.parsers import NO_PARSERS, ParserNames
+from schemas.settings import ALIAS, MODEL_NAME_CHARS_MAX
 from streams.calls.request.tokenizer import TOKENIZER_FILE, Encoder, Tokenizer
 
-ALIAS: Final = "@"  # between a model and the collection that its chats search
-NAME_CHARS_MAX: Final = 256
 _NAMES_SHOWN_MAX = 16  # in an error
 
 
@@ -180,8 +178,8 @@ def _check_names(names: list[str]) -> None:
     for number, name in enumerate(names):
         if name in names[:number]:
             raise ConfigError(f"models: expected different names, found {name[:80]!r} twice")
-        if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
+        if not name or len(name) > MODEL_NAME_CHARS_MAX or not name.isprintable():
             raise ConfigError(
-                f"models: expected names of 1 to {NAME_CHARS_MAX} printable characters, found "
-                f"{name[:80]!r}"
+                f"models: expected names of 1 to {MODEL_NAME_CHARS_MAX} printable characters, "
+                f"found {name[:80]!r}"
             )

@@ -50,7 +50,7 @@ class RoleLending:
         """Return a worker that could decode, with its roles, if all decoding workers are lost.
         Return None if an operator gave them other roles."""
         has_decoders = any(pools.pools[role].workers for role in DECODERS)
-        if not has_decoders or any(pools.has_living(role, now_ms) for role in DECODERS):
+        if not has_decoders or pools.can_end(now_ms):
             return None
         able = [
             worker

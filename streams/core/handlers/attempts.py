@@ -50,10 +50,11 @@ class Attempts:
 
     def handle_phase(self, live: LiveRequest, phase: Phase, now_ms: int) -> None:
         """Handle a worker's report of a finished step, a refusal or a failure, unless stale."""
-        keeps_kv, estimates = live.keeps_kv, self._estimates_of(live.request.model)
+        keeps_kv, model = live.keeps_kv, live.request.model
         note(live, phase)
         if phase.kind is PhaseKind.KV_RECEIVED and not live.is_paired:
-            observations.observe_transfer(estimates, live, phase)  # in a pair, prefill reports it
+            # in a pair, prefill reports it
+            observations.observe_transfer(self._estimates_of(model), live, phase)
         elif phase.kind is PhaseKind.KV_MISSED and (phase.worker_id, phase.worker_epoch) == (
             live.attempt.decode
         ):
@@ -69,7 +70,7 @@ class Attempts:
             self._endings.requeue(live, Reason.WORKER_LOST, None, now_ms)
         else:
             if phase.kind is PhaseKind.PREFILL_DONE:
-                observations.observe_prefill(estimates, live, phase, now_ms)
+                observations.observe_prefill(self._estimates_of(model), live, phase, now_ms)
                 self._orders.refund(live, live.attempt.prefill)
             self._tables.requests.move(live, following)
             if following is State.PAIRED:  # decode has allocated blocks: now prefill may write

@@ -3,7 +3,6 @@
 Calls of a batch run when there is capacity.
 """
 
-import json
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from streams.openai.batches.shapes import WINDOWS_MS, BatchCreateBody, batch_jso
 from streams.openai.objects.batches import ENDED, PREFIX
 from streams.openai.objects.bodies import StorePaging
 from streams.openai.objects.log import Objects
-from streams.openai.objects.shapes import page
+from streams.openai.objects.shapes import metadata_text, page
 
 _BATCH = "/v1/batches/{batch_id}"
 
@@ -92,7 +91,7 @@ async def _create(callers: Callers, objects: Objects, request: Request) -> dict[
         input_file_id=file.file_id,
         endpoint=body.endpoint,
         window=body.completion_window,
-        metadata=json.dumps(body.metadata, ensure_ascii=False) if body.metadata else "",
+        metadata=metadata_text(body.metadata),
         created_ms=now_ms,
         expires_ms=now_ms + WINDOWS_MS[body.completion_window],
         output_expires_s=expiry.seconds if expiry is not None else 0,

@@ -6,7 +6,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from schemas.records import PendingTurn, StoredConversation, StoredItem, StoredR
 from streams.calls.ids import new_object_id, new_request_id
 from streams.calls.request.responses_body import check_include
 from streams.calls.stream.hub import DEADLINE_GRACE_MS
-from streams.gateway.endpoints.stored_responses import resolve_references, settle
+from streams.gateway.endpoints.stored_responses import listed_from, resolve_references, settle
 from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
 from streams.log.retry import TRANSIENT_ERRORS
@@ -35,6 +35,8 @@ from streams.openai.objects.conversations import (
     item_bytes,
     stored_items,
 )
+from streams.openai.objects.quota import check_room
+from streams.openai.objects.shapes import metadata_text
 from streams.openai.responses.call import EarlierTurns
 from streams.openai.responses.items import Item, items_of, messages_of
 from streams.openai.responses.response_id import RecordPosition
@@ -61,7 +63,7 @@ def conversation_routes(gateway: Gateway, router: APIRouter) -> None:
         conversation = StoredConversation(
             conversation_id=new_object_id(PREFIX, now_ms),
             tenant=tenant,
-            metadata=_metadata_text(body.metadata),
+            metadata=metadata_text(body.metadata),
             created_ms=now_ms,
         )
         items = await _new_items(gateway, conversation, body.items or ())
@@ -79,7 +81,7 @@ def conversation_routes(gateway: Gateway, router: APIRouter) -> None:
         """Replace the metadata of a conversation."""
         body = await callers.read_body(request, ConversationChangeBody)
         conversation = _require(gateway, callers.tenant_of(request), conversation_id)
-        conversation = replace(conversation, metadata=_metadata_text(body.metadata))
+        conversation = replace(conversation, metadata=metadata_text(body.metadata))
         await gateway.objects.put(conversation)
         return _conversation_json(conversation)
 
@@ -118,15 +120,10 @@ def _item_routes(gateway: Gateway, router: APIRouter) -> None:
         _check_included(request)
         conversation = await _require_settled(gateway, request, conversation_id)
         items = _items_of(gateway, conversation)
-        if paging.order == "desc":
-            items.reverse()
-        if paging.after is not None:
-            ids = [item.item_id for item in items]
-            if paging.after not in ids:
-                raise InvalidRequest(f"after: no such item: {paging.after[:80]!r}", "after")
-            items = items[ids.index(paging.after) + 1 :]
-        page = items[: paging.limit]
-        return _page(page, has_more=len(page) < len(items))
+        ids = [item.item_id for item in items]
+        rest = listed_from(items, ids, paging.order, paging.after)
+        page = rest[: paging.limit]
+        return _page(page, has_more=len(page) < len(rest))
 
     @router.get(_ITEM, tags=["OpenAI"])
     async def get_item(conversation_id: str, item_id: str, request: Request) -> dict[str, Any]:
@@ -311,16 +308,8 @@ def _check_items(
     settings = gateway.settings
     limit = settings.conversations_bytes_max // settings.tenants
     stored_bytes = _table(gateway).bytes_of(conversation.tenant)
-    if stored_bytes + new_bytes > limit:
-        raise TooManyRequests(
-            f"{stored_bytes} bytes of your conversations are kept, and {new_bytes} more would be "
-            f"more than {limit}; delete some"
-        )
+    check_room(stored_bytes, new_bytes, limit, "bytes of your conversations")
     return new
-
-
-def _metadata_text(metadata: Mapping[str, str] | None) -> str:
-    return json.dumps(metadata, ensure_ascii=False) if metadata else ""
 
 
 def _conversation_json(conversation: StoredConversation) -> dict[str, Any]:

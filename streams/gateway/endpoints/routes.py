@@ -15,6 +15,7 @@ from schemas.errors import InvalidRequest, NotFound
 from schemas.fleet import Member
 from schemas.records import Cancellation, CancelReason, EmbedCapability, MemberKind, MemberState
 from schemas.rules.embedders import public_name
+from schemas.settings import ALIAS
 from streams.anthropic.models import VERSION_HEADER, model_info, model_page
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import RETRY_AFTER_S, shorten
@@ -23,7 +24,7 @@ from streams.calls.request.body import DetokenizeBody, TokenizeBody
 from streams.calls.request.chat import chat_of
 from streams.calls.request.intake import chat_prompt, check_length
 from streams.calls.request.refused import refuse_extras
-from streams.calls.request.served import ALIAS, ModelCard, ServedModel
+from streams.calls.request.served import ModelCard, ServedModel
 from streams.calls.request.tools import tools_of
 from streams.gateway.endpoints.answer_cache import evict
 from streams.gateway.endpoints.batches import call_batch_routes

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import orjson
@@ -38,6 +38,7 @@ _NUMBER_MAX = 1 << 53
 REFERENCES_MAX = 64  # per call; each is read from the log
 _IN_NO_PROMPT = ("fs_", "rs_")  # ids of items that a prompt can do without
 _ITEMS, _ITEMS_MAX, _PARAMETERS_MAX = 20, 100, 32
+Listed = TypeVar("Listed")
 
 
 async def load_conversation(
@@ -191,23 +192,34 @@ async def input_items(gateway: Gateway, exchange: HttpExchange) -> str:
     order = query.get("order", ["desc"])[-1]
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order: expected asc or desc, found {order[:40]!r}", "order")
-    if order == "desc":
-        items.reverse()
-    if "after" in query:
-        ids = [item["id"] for item in items]
-        if (after := query["after"][-1]) not in ids:
-            raise InvalidRequest(f"after: no such item: {after[:80]!r}", "after")
-        items = items[ids.index(after) + 1 :]
-    page = items[: _number(query, "limit", _ITEMS, 1, _ITEMS_MAX)]
+    after = query["after"][-1] if "after" in query else None
+    rest = listed_from(items, [item["id"] for item in items], order, after)
+    page = rest[: _number(query, "limit", _ITEMS, 1, _ITEMS_MAX)]
     answer = {
         "object": "list",
         "data": page,
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,
-        "has_more": len(page) < len(items),
+        "has_more": len(page) < len(rest),
     }
     await exchange.send_whole(orjson.dumps(answer), exchange.reply_headers)
     return COMPLETED
+
+
+def listed_from(
+    items: Sequence[Listed], ids: Sequence[str], order: str, after: str | None
+) -> Sequence[Listed]:
+    """Return the items in this order, `asc` or `desc`, from behind the one with the id `after`.
+
+    `ids` has the id of each item. Raises InvalidRequest if none is `after`.
+    """
+    if order == "desc":
+        items, ids = items[::-1], ids[::-1]
+    if after is None:
+        return items
+    if after not in ids:
+        raise InvalidRequest(f"after: no such item: {after[:80]!r}", "after")
+    return items[ids.index(after) + 1 :]
 
 
 async def _parse_call(

@@ -30,7 +30,7 @@ from streams.openai.objects.bodies import (
 )
 from streams.openai.objects.filters import filter_text
 from streams.openai.objects.log import Objects
-from streams.openai.objects.shapes import page, store_json, whole_page
+from streams.openai.objects.shapes import metadata_text, page, store_json, whole_page
 
 RESULTS = 10  # of a search that names no number
 SEARCH_MS = 10_000  # longest time of a search
@@ -127,7 +127,7 @@ async def _create(callers: Callers, objects: Objects, request: Request) -> dict[
         tenant=tenant,
         name=body.name or "",
         description=body.description or "",
-        metadata=_metadata(body.metadata),
+        metadata=metadata_text(body.metadata),
         created_ms=now_ms,
         expires_days=body.expires_after.days if body.expires_after is not None else 0,
         chunk_tokens=tokens,
@@ -139,16 +139,12 @@ async def _create(callers: Callers, objects: Objects, request: Request) -> dict[
     return store_json(objects.table, store, now_ms)
 
 
-def _metadata(metadata: dict[str, str] | None) -> str:
-    return json.dumps(metadata, ensure_ascii=False) if metadata else ""
-
-
 def _apply_changes(store: VectorStore, body: StoreChangeBody) -> VectorStore:
     set_fields = body.model_fields_set
     if "name" in set_fields:
         store = replace(store, name=body.name or "")
     if "metadata" in set_fields:
-        store = replace(store, metadata=_metadata(body.metadata))
+        store = replace(store, metadata=metadata_text(body.metadata))
     if "expires_after" in set_fields:
         days = body.expires_after.days if body.expires_after is not None else 0
         store = replace(store, expires_days=days)

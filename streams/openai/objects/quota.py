@@ -38,13 +38,13 @@ class Quota:
         tenant = new[0].tenant
         objects_limit = self.tenant_objects_max or max(1, self.objects_max // self.tenants)
         bytes_limit = self.tenant_bytes_max or max(1, self.bytes_max // self.tenants)
-        _check(table.objects_of(tenant), len(new), objects_limit, f"{_OBJECTS} of yours")
+        check_room(table.objects_of(tenant), len(new), objects_limit, f"{_OBJECTS} of yours")
         if self.tenant_objects_max:
-            _check(table.objects_count(), len(new), self.objects_max, _OBJECTS)
+            check_room(table.objects_count(), len(new), self.objects_max, _OBJECTS)
         if size := sum(map(_min_bytes, new)):
-            _check(table.bytes_of(tenant), size, bytes_limit, "bytes of your files")
+            check_room(table.bytes_of(tenant), size, bytes_limit, "bytes of your files")
             if self.tenant_bytes_max:
-                _check(table.bytes_count(), size, self.bytes_max, "bytes of files")
+                check_room(table.bytes_count(), size, self.bytes_max, "bytes of files")
 
 
 def _min_bytes(record: ObjectRecord) -> int:
@@ -54,7 +54,8 @@ def _min_bytes(record: ObjectRecord) -> int:
     return 1 if isinstance(record, Batch) else 0
 
 
-def _check(count: int, new_count: int, limit: int, what: str) -> None:
+def check_room(count: int, new_count: int, limit: int, what: str) -> None:
+    """Raise TooManyRequests if what a tenant has and adds exceeds a limit together."""
     if count + new_count > limit:
         raise TooManyRequests(
             f"{count} {what} are kept, and {new_count} more would be more than {limit}; delete some"

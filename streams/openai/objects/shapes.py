@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -25,6 +25,11 @@ PIECE_CHARS = 65_536
 
 Json = dict[str, Any]
 Item = TypeVar("Item")
+
+
+def metadata_text(metadata: Mapping[str, str] | None) -> str:
+    """Return a caller's metadata as a record has it: JSON, or empty for none."""
+    return json.dumps(metadata, ensure_ascii=False) if metadata else ""
 
 
 def file_json(file: StoredFile) -> Json:

@@ -14,24 +14,10 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from loops import LAST, MODEL, TURNS, answer_script, calls_text, script
-from pydantic import BaseModel
+from loops import ALL, LAST, MODEL, TURNS, Pier, answer_script, calls_text, paths, read_file, script
 
 URL = sys.argv[1] + "/v1"
-paths: list[str] = []
-
-
-class Pier(BaseModel):
-    """What an answer is to be."""
-
-    pier: int
-
-
-@tool
-def read_file(path: str) -> str:
-    """Read a file."""
-    paths.append(path)
-    return script(int(path) + 1)
+reader = tool(read_file)
 
 
 @tool
@@ -43,9 +29,6 @@ def ask(path: str) -> str:
 def read_paths() -> list[str]:
     results, paths[:] = [*paths], []
     return results
-
-
-ALL = [str(turn) for turn in range(TURNS)]
 
 
 def question(text: str) -> dict[str, Any]:
@@ -65,7 +48,7 @@ def chat_of(by_responses: bool, **options: Any) -> ChatOpenAI:
 
 
 def loop_whole_and_streamed(chat: ChatOpenAI) -> None:
-    agent = create_agent(chat, tools=[read_file], system_prompt="Read all of them.")
+    agent = create_agent(chat, tools=[reader], system_prompt="Read all of them.")
     whole = agent.invoke(question(script(0)))["messages"]
     assert whole[-1].text.strip() == LAST, whole[-1]
     assert read_paths() == ALL
@@ -89,7 +72,7 @@ def form_after_call(chat: ChatOpenAI) -> None:
     first = answer_script(calls_text(("ask", {"path": "a"})))
     agent = create_agent(chat, tools=[ask], response_format=ProviderStrategy(Pier))
     assert agent.invoke(question(first))["structured_response"] == Pier(pier=7)
-    agent = create_agent(chat, tools=[read_file], response_format=ToolStrategy(Pier))
+    agent = create_agent(chat, tools=[reader], response_format=ToolStrategy(Pier))
     results = agent.invoke(question(answer_script(calls_text(("Pier", {"pier": 8})))))
     assert results["structured_response"] == Pier(pier=8)
     by_tool = chat.with_structured_output(Pier, method="function_calling")
@@ -100,30 +83,30 @@ def form_after_call(chat: ChatOpenAI) -> None:
 
 def choices_of_tool(chat: ChatOpenAI) -> None:
     for choice in ("any", "read_file"):
-        bound = chat.bind_tools([read_file, ask], tool_choice=choice, parallel_tool_calls=False)
+        bound = chat.bind_tools([reader, ask], tool_choice=choice, parallel_tool_calls=False)
         (call,) = bound.invoke("Which?").tool_calls
         assert choice in ("any", call["name"]), call
     two = answer_script("Both. " + calls_text(("read_file", {"path": "a"}), ("ask", {"path": "b"})))
-    answer = chat.bind_tools([read_file, ask]).invoke(two)
+    answer = chat.bind_tools([reader, ask]).invoke(two)
     assert [call["args"] for call in answer.tool_calls] == [{"path": "a"}, {"path": "b"}]
     assert answer.text.strip() == "Both."
     results = [
         ToolMessage(answer_script(LAST), tool_call_id=call["id"]) for call in answer.tool_calls
     ]
-    last = chat.bind_tools([read_file, ask]).invoke([("user", two), answer, *results])
+    last = chat.bind_tools([reader, ask]).invoke([("user", two), answer, *results])
     assert last.text.strip() == LAST
 
 
 async def graph_by_hand(chat: ChatOpenAI) -> None:
     """A graph with a memory: a model, its tools, and the way back."""
-    bound = chat.bind_tools([read_file])
+    bound = chat.bind_tools([reader])
 
     async def answer(state: MessagesState) -> dict[str, Any]:
         return {"messages": [await bound.ainvoke(state["messages"])]}
 
     graph = StateGraph(MessagesState)
     graph.add_node("model", answer)
-    graph.add_node("tools", ToolNode([read_file]))
+    graph.add_node("tools", ToolNode([reader]))
     graph.add_edge(START, "model")
     graph.add_conditional_edges("model", tools_condition)
     graph.add_edge("tools", "model")

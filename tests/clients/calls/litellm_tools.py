@@ -8,13 +8,12 @@ import sys
 from typing import Any
 
 import litellm
-from loops import LAST, MODEL, TURNS, answer_script, calls_text, script
+from loops import ALL, LAST, MODEL, TURNS, answer_script, calls_text, script
 
 URL = sys.argv[1] + "/v1"
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 FUNCTION = {"name": "read_file", "description": "Read a file.", "parameters": SCHEMA}
 TOOL = {"type": "function", "function": FUNCTION}
-ALL = [str(turn) for turn in range(TURNS)]
 
 
 def loop_chats(options: dict[str, Any], *, stream: bool) -> None:

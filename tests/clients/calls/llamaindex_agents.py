@@ -9,23 +9,7 @@ from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ReActAge
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from loops import LAST, MODEL, TURNS, answer_script, calls_text, script
-from pydantic import BaseModel
-
-ALL = [str(turn) for turn in range(TURNS)]
-paths: list[str] = []
-
-
-class Pier(BaseModel):
-    """What an answer is to be."""
-
-    pier: int
-
-
-def read_file(path: str) -> str:
-    """Read a file."""
-    paths.append(path)
-    return script(int(path) + 1)
+from loops import ALL, LAST, MODEL, Pier, answer_script, calls_text, paths, read_file, script
 
 
 def read_step(path: str) -> str:

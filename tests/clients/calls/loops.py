@@ -1,8 +1,13 @@
-"""What a simulated engine that is told what to say says in the turns of an agent's loop."""
+"""What a simulated engine that is told what to say says in the turns of an agent's loop, and what
+the agents in Python have in common."""
 
 import json
 
+from pydantic import BaseModel
+
 MODEL, TURNS = "sim", 5
+ALL = [str(turn) for turn in range(TURNS)]  # paths of the files that a loop reads
+paths: list[str] = []  # of the files that were read
 LAST = f"Done after {TURNS}."
 OPEN, CLOSE = "⟦", "⟧"  # between them: what the engine answers
 
@@ -23,3 +28,15 @@ def script(turn: int) -> str:
     if turn == TURNS:
         return answer_script(LAST, "All read.")
     return answer_script(calls_text(("read_file", {"path": str(turn)})), f"Step {turn}.")
+
+
+def read_file(path: str) -> str:
+    """Read a file."""
+    paths.append(path)
+    return script(int(path) + 1)
+
+
+class Pier(BaseModel):
+    """What an answer is to be."""
+
+    pier: int

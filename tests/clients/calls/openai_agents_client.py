@@ -13,7 +13,7 @@ from agents import (
     Runner,
     function_tool,
 )
-from loops import LAST, MODEL, TURNS, answer_script, calls_text, script
+from loops import ALL, LAST, MODEL, TURNS, answer_script, calls_text, paths, read_file, script
 from openai import AsyncOpenAI
 
 
@@ -24,15 +24,7 @@ def patch_script(turn: int) -> str:
     )
 
 
-paths: list[str] = []
 patches: list[str] = []
-
-
-@function_tool
-def read_file(path: str) -> str:
-    """Read a file."""
-    paths.append(path)
-    return script(int(path) + 1)
 
 
 async def apply(_: object, text: str) -> str:
@@ -41,6 +33,7 @@ async def apply(_: object, text: str) -> str:
     return patch_script(len(patches))
 
 
+reader = function_tool(read_file)
 patch = CustomTool(name="patch", description="Applies a patch.", on_invoke_tool=apply)
 settings = ModelSettings(temperature=0, parallel_tool_calls=True, include_usage=True)
 quiet = RunConfig(tracing_disabled=True)
@@ -51,10 +44,10 @@ async def main() -> None:
     responses = OpenAIResponsesModel(model=MODEL, openai_client=client)
     chats = OpenAIChatCompletionsModel(model=MODEL, openai_client=client)
     for model in (responses, chats):
-        agent = Agent(name="reader", model=model, tools=[read_file], model_settings=settings)
+        agent = Agent(name="reader", model=model, tools=[reader], model_settings=settings)
         whole = await Runner.run(agent, script(0), run_config=quiet)
         assert whole.final_output.strip() == LAST, whole.final_output
-        assert paths == [str(turn) for turn in range(TURNS)], paths
+        assert paths == ALL, paths
         paths.clear()
         streamed = Runner.run_streamed(agent, script(0), run_config=quiet)
         kinds = [
@@ -65,7 +58,7 @@ async def main() -> None:
         assert "response.function_call_arguments.delta" in kinds
         assert len(paths) == TURNS
         paths.clear()
-    agent = Agent(name="reader", model=responses, tools=[read_file], model_settings=settings)
+    agent = Agent(name="reader", model=responses, tools=[reader], model_settings=settings)
     by_id = await Runner.run(agent, script(0), run_config=quiet, auto_previous_response_id=True)
     assert by_id.final_output.strip() == LAST
     assert by_id.context_wrapper.usage.output_tokens_details.reasoning_tokens > 0

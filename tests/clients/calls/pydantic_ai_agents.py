@@ -5,27 +5,11 @@ beside tools; with chats and with responses.
 import asyncio
 import sys
 
-from loops import LAST, MODEL, TURNS, answer_script, calls_text, script
-from pydantic import BaseModel
+from loops import ALL, LAST, MODEL, TURNS, Pier, answer_script, calls_text, paths, read_file, script
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.messages import ThinkingPart, ToolCallPart
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
-
-ALL = [str(turn) for turn in range(TURNS)]
-paths: list[str] = []
-
-
-class Pier(BaseModel):
-    """What an answer is to be."""
-
-    pier: int
-
-
-def read_file(path: str) -> str:
-    """Read a file."""
-    paths.append(path)
-    return script(int(path) + 1)
 
 
 def read_form(path: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import openai
 
 from schemas.codec import Codec
 from schemas.errors import NotFound, NotReady, TriviumError
@@ -389,3 +390,17 @@ async def call(
             },
         )
         return response.status_code, response.json()
+
+
+@contextlib.asynccontextmanager
+async def stock_clients(*gateways: InProcessGateway) -> AsyncIterator[list[openai.AsyncOpenAI]]:
+    """A stock client of each gateway, served over HTTP."""
+    async with contextlib.AsyncExitStack() as stack:
+        ai_clients = []
+        for gateway in gateways:
+            url = await stack.enter_async_context(serving(gateway))
+            client = openai.AsyncOpenAI(
+                base_url=url + "/v1", api_key="key", timeout=PATIENCE_S, max_retries=0
+            )
+            ai_clients.append(await stack.enter_async_context(client))
+        yield ai_clients

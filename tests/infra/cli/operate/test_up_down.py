@@ -114,22 +114,29 @@ def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
     assert read_state(home) is None
 
 
-@pytest.mark.parametrize(
-    ("address", "starts_broker"), [("", True), ("127.0.0.1:9092", True), ("kafka:9092", False)]
-)
-def test_up_starts_own_broker_unless_settings_name_one(
-    address: str, starts_broker: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plans: list[StackPlan] = []
+class PlannedOnly(Exception):
+    """Raised in place of a start."""
 
-    class PlannedOnly(Exception):
-        """Raised in place of a start."""
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[StackPlan]:
+    """The plans of stacks that a test would have started."""
+    plans: list[StackPlan] = []
 
     def plan_only(settings: Settings, plan: StackPlan) -> None:
         plans.append(plan)
         raise PlannedOnly
 
     monkeypatch.setattr("infra.stack.launcher.Stack", plan_only)
+    return plans
+
+
+@pytest.mark.parametrize(
+    ("address", "starts_broker"), [("", True), ("127.0.0.1:9092", True), ("kafka:9092", False)]
+)
+def test_up_starts_own_broker_unless_settings_name_one(
+    address: str, starts_broker: bool, plans: list[StackPlan]
+) -> None:
     with pytest.raises(PlannedOnly):
         trivium_here("up", env={"TRIVIUM_LOG_BOOTSTRAP": address} if address else {})
     assert [plan.broker for plan in plans] == [starts_broker]
@@ -143,18 +150,8 @@ def test_up_starts_own_broker_unless_settings_name_one(
     ],
 )
 def test_up_plans_workers_of_each_model(
-    flags: str, workers: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    flags: str, workers: dict[str, str], plans: list[StackPlan], tmp_path: Path
 ) -> None:
-    plans: list[StackPlan] = []
-
-    class PlannedOnly(Exception):
-        """Raised in place of a start."""
-
-    def plan_only(settings: Settings, plan: StackPlan) -> None:
-        plans.append(plan)
-        raise PlannedOnly
-
-    monkeypatch.setattr("infra.stack.launcher.Stack", plan_only)
     file = tmp_path / "trivium.toml"
     file.write_text("[[models]]\nname='a'\nprefill=2\n[[models]]\nname='b'\nreplica=1")
     with pytest.raises(PlannedOnly):

@@ -1,8 +1,6 @@
 """Unchanged clients of /v1/responses over a real socket: openai (sync and async) and LangChain."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -11,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.streams.gateway.answering import TEXTS, answer, answering, beside
-from tests.streams.gateway.in_process import InProcessGateway, serving
+from tests.streams.gateway.in_process import serving, stock_clients
 from tests.streams.gateway.samples import MODEL
 from tests.waits import PATIENCE_S
 
@@ -25,24 +23,10 @@ class Pier(BaseModel):
     pier: int
 
 
-@contextlib.asynccontextmanager
-async def clients(*gateways: InProcessGateway) -> AsyncIterator[list[openai.AsyncOpenAI]]:
-    """A client of each gateway."""
-    async with contextlib.AsyncExitStack() as stack:
-        ai_clients = []
-        for gateway in gateways:
-            url = await stack.enter_async_context(serving(gateway))
-            client = openai.AsyncOpenAI(
-                base_url=url + "/v1", api_key="key", timeout=PATIENCE_S, max_retries=0
-            )
-            ai_clients.append(await stack.enter_async_context(client))
-        yield ai_clients
-
-
 async def test_openai_client_creates_polls_continues_and_deletes() -> None:
     first = answering(api_keys=("key",))
     second = beside(first, api_keys=("key",))
-    async with clients(first, second) as (first_client, second_client):
+    async with stock_clients(first, second) as (first_client, second_client):
         response = await first_client.responses.create(model=MODEL, input="where?", background=True)
         assert response.status == "queued"
         polled = await second_client.responses.retrieve(response.id)
@@ -65,7 +49,7 @@ async def test_openai_client_creates_polls_continues_and_deletes() -> None:
 
 async def test_openai_client_resumes_stream_at_second_gateway() -> None:
     first = answering()
-    async with clients(first, beside(first)) as (first_client, second_client):
+    async with stock_clients(first, beside(first)) as (first_client, second_client):
         stream = await first_client.responses.create(model=MODEL, input="where?", stream=True)
         events = [event async for event in stream]
         created = events[0]
@@ -80,7 +64,7 @@ async def test_openai_client_resumes_stream_at_second_gateway() -> None:
 
 async def test_openai_stream_helper_reads_snapshots_and_resumes() -> None:
     first = answering()
-    async with clients(first, beside(first)) as (first_client, second_client):
+    async with stock_clients(first, beside(first)) as (first_client, second_client):
         async with first_client.responses.stream(
             model=MODEL, input="where?", tools=[TOOL]
         ) as stream:
@@ -97,7 +81,7 @@ async def test_openai_stream_helper_reads_snapshots_and_resumes() -> None:
 
 async def test_openai_client_parses_structured_output() -> None:
     gateway = answering('{"pier"', ": 7}")
-    async with clients(gateway) as (client,):
+    async with stock_clients(gateway) as (client,):
         parsed = await client.responses.parse(model=MODEL, input="where?", text_format=Pier)
         assert parsed.output_parsed == Pier(pier=7)
         async with client.responses.stream(model=MODEL, input="x", text_format=Pier) as stream:
@@ -107,7 +91,7 @@ async def test_openai_client_parses_structured_output() -> None:
 
 
 async def test_openai_client_raises_matching_error() -> None:
-    async with clients(answering()) as (client,):
+    async with stock_clients(answering()) as (client,):
         with pytest.raises(openai.BadRequestError, match="no other tools"):
             await client.responses.create(model=MODEL, input="x", tools=[{"type": "web_search"}])
         with pytest.raises(openai.NotFoundError, match="not known"):
@@ -132,7 +116,7 @@ async def test_openai_sync_client_creates_and_streams() -> None:
 async def test_openai_client_returns_output_items_as_input() -> None:
     """Output items are valid input of the next call, with their citations and searches."""
     gateway = answering()
-    async with clients(gateway) as (client,):
+    async with stock_clients(gateway) as (client,):
         items: list[Any] = [{"role": "user", "content": "where?"}]
         for _ in range(3):
             response = await client.responses.create(

@@ -1,8 +1,6 @@
 """Conversations at two gateways of one deployment, with the types of the stock `openai` client."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +14,9 @@ from schemas.records import OutcomeKind
 from streams.gateway.endpoints import conversations
 from streams.gateway.endpoints.conversations import settle_overdue
 from tests.streams.gateway.answering import TEXTS, answer, answering, beside, body
-from tests.streams.gateway.in_process import InProcessGateway, call, serving
+from tests.streams.gateway.in_process import InProcessGateway, call, stock_clients
 from tests.streams.gateway.samples import MODEL, frame, stream_end
-from tests.waits import PATIENCE_S, until
+from tests.waits import until
 
 PATH, RESPONSES = "/v1/conversations", "/v1/responses"
 ITEM: TypeAdapter[Any] = TypeAdapter(ConversationItem)
@@ -71,23 +69,9 @@ def message_of(item: Any) -> tuple[str, str]:
     return item.role, item.content[0].text
 
 
-@contextlib.asynccontextmanager
-async def clients(*gateways: InProcessGateway) -> AsyncIterator[list[openai.AsyncOpenAI]]:
-    """A stock client of each gateway."""
-    async with contextlib.AsyncExitStack() as stack:
-        stock = []
-        for gateway in gateways:
-            url = await stack.enter_async_context(serving(gateway))
-            client = openai.AsyncOpenAI(
-                base_url=url + "/v1", api_key="key", timeout=PATIENCE_S, max_retries=0
-            )
-            stock.append(await stack.enter_async_context(client))
-        yield stock
-
-
 async def test_stock_client_keeps_and_deletes_conversations() -> None:
     first, second = pair(api_keys=("key", "other"))
-    async with clients(first, second) as (first_client, second_client):
+    async with stock_clients(first, second) as (first_client, second_client):
         conversation = await first_client.conversations.create(
             metadata={"topic": "ferries"}, items=[{"role": "user", "content": "Hi."}]
         )
@@ -147,7 +131,7 @@ async def test_stock_client_keeps_and_deletes_conversations() -> None:
 
 async def test_turns_at_two_gateways_continue_conversation() -> None:
     first, second = pair(api_keys=("key",))
-    async with clients(first, second) as (first_client, second_client):
+    async with stock_clients(first, second) as (first_client, second_client):
         conversation = await first_client.conversations.create(
             items=[{"role": "system", "content": "Be brief."}]
         )
